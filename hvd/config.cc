@@ -40,10 +40,12 @@ constexpr int kMostCores = 1024;  // of a cpu_set_t
 constexpr int kMostNcclStreams = 4;
 
 [[noreturn]] void refuse(const Variable& variable, std::string_view allowed) {
-  throw InvalidArgument(formatted("{}: '{}' is not allowed; it must be {}", variable.name, variable.value, allowed));
+  throw InvalidArgument(
+      formatted("{}: '{}' is not allowed; it must be {}", variable.name, variable.value, allowed));
 }
 
-std::uint64_t number(const Variable& variable, std::uint64_t least, std::uint64_t most, std::string_view unit) {
+std::uint64_t number(const Variable& variable, std::uint64_t least, std::uint64_t most,
+                     std::string_view unit) {
   std::uint64_t value = 0;
   const char* end = variable.value.data() + variable.value.size();
   const auto [stop, error] = std::from_chars(variable.value.data(), end, value);
@@ -70,7 +72,11 @@ std::vector<int> cores(const Variable& variable) {
     int core = 0;
     const auto [stop, error] = std::from_chars(place, end, core);
     if (error != std::errc() || core < 0 || core >= kMostCores || (stop != end && *stop != ','))
-      refuse(variable, formatted("a list of cores, 0 to {}, one for each rank of the host, with commas between them", kMostCores - 1));
+      refuse(
+          variable,
+          formatted(
+              "a list of cores, 0 to {}, one for each rank of the host, with commas between them",
+              kMostCores - 1));
     list.push_back(core);
     place = stop;
     more = stop != end;
@@ -79,7 +85,8 @@ std::vector<int> cores(const Variable& variable) {
 }
 
 template <class Enum, std::size_t kChoices>
-Enum choice(const Variable& variable, const std::array<std::pair<std::string_view, Enum>, kChoices>& choices) {
+Enum choice(const Variable& variable,
+            const std::array<std::pair<std::string_view, Enum>, kChoices>& choices) {
   std::vector<std::string_view> names;
   for (const auto& [name, value] : choices) {
     if (variable.value == name) return value;
@@ -88,25 +95,36 @@ Enum choice(const Variable& variable, const std::array<std::pair<std::string_vie
   refuse(variable, formatted("one of {}", joined(names, ", ")));
 }
 
-constexpr std::array<std::pair<std::string_view, bool>, 4> kSwitch{{{"0", false}, {"1", true}, {"false", false}, {"true", true}}};
+constexpr std::array<std::pair<std::string_view, bool>, 4> kSwitch{
+    {{"0", false}, {"1", true}, {"false", false}, {"true", true}}};
 constexpr std::array<std::pair<std::string_view, SharedMemory>, 2> kSharedMemory{
     {{"auto", SharedMemory::Auto}, {"off", SharedMemory::Off}}};
 constexpr std::array<std::pair<std::string_view, DirectCopies>, 4> kDirectCopies{
-    {{"auto", DirectCopies::Auto}, {"on", DirectCopies::On}, {"relayed", DirectCopies::Relayed}, {"off", DirectCopies::Off}}};
+    {{"auto", DirectCopies::Auto},
+     {"on", DirectCopies::On},
+     {"relayed", DirectCopies::Relayed},
+     {"off", DirectCopies::Off}}};
 constexpr std::array<std::pair<std::string_view, ReplicaGuard>, 3> kReplicaGuards{
     {{"slice", ReplicaGuard::Slice}, {"full", ReplicaGuard::Full}, {"off", ReplicaGuard::Off}}};
-constexpr std::array<std::pair<std::string_view, Wire>, 3> kWires{{{"auto", Wire::Auto}, {"mpi", Wire::Mpi}, {"ucx", Wire::Ucx}}};
+constexpr std::array<std::pair<std::string_view, Wire>, 3> kWires{
+    {{"auto", Wire::Auto}, {"mpi", Wire::Mpi}, {"ucx", Wire::Ucx}}};
 constexpr std::array<std::pair<std::string_view, GpuBackend>, 4> kGpuBackends{
-    {{"auto", GpuBackend::Auto}, {"nccl", GpuBackend::Nccl}, {"shared", GpuBackend::Shared}, {"staged", GpuBackend::Staged}}};
+    {{"auto", GpuBackend::Auto},
+     {"nccl", GpuBackend::Nccl},
+     {"shared", GpuBackend::Shared},
+     {"staged", GpuBackend::Staged}}};
 constexpr std::array<std::pair<std::string_view, NcclRegistration>, 3> kNcclRegistrations{
-    {{"none", NcclRegistration::None}, {"buffer", NcclRegistration::Buffer}, {"window", NcclRegistration::Window}}};
-constexpr std::array<std::pair<std::string_view, LogLevel>, 7> kLogLevels{{{"trace", LogLevel::Trace},
-                                                                           {"debug", LogLevel::Debug},
-                                                                           {"info", LogLevel::Info},
-                                                                           {"warning", LogLevel::Warning},
-                                                                           {"error", LogLevel::Error},
-                                                                           {"fatal", LogLevel::Fatal},
-                                                                           {"off", LogLevel::Off}}};
+    {{"none", NcclRegistration::None},
+     {"buffer", NcclRegistration::Buffer},
+     {"window", NcclRegistration::Window}}};
+constexpr std::array<std::pair<std::string_view, LogLevel>, 7> kLogLevels{
+    {{"trace", LogLevel::Trace},
+     {"debug", LogLevel::Debug},
+     {"info", LogLevel::Info},
+     {"warning", LogLevel::Warning},
+     {"error", LogLevel::Error},
+     {"fatal", LogLevel::Fatal},
+     {"off", LogLevel::Off}}};
 constexpr std::uint64_t kMostSeconds = 10'000'000;
 
 }  // namespace
@@ -114,34 +132,45 @@ constexpr std::uint64_t kMostSeconds = 10'000'000;
 Config Config::from_environment() {
   Config config;
   if (auto v = variable("FUSION_THRESHOLD"))
-    config.fusion_threshold_bytes = number(*v, 0, std::numeric_limits<std::uint64_t>::max() / 2, "bytes");
-  if (auto v = variable("CACHE_CAPACITY")) config.cache_capacity = static_cast<std::uint32_t>(number(*v, 16, 1U << 24, "tensors"));
+    config.fusion_threshold_bytes =
+        number(*v, 0, std::numeric_limits<std::uint64_t>::max() / 2, "bytes");
+  if (auto v = variable("CACHE_CAPACITY"))
+    config.cache_capacity = static_cast<std::uint32_t>(number(*v, 16, 1U << 24, "tensors"));
   if (auto v = variable("CYCLE_TIME")) config.cycle_time = milliseconds(*v, 10'000);
   if (auto v = variable("DISABLE_GROUP_FUSION")) config.disable_group_fusion = choice(*v, kSwitch);
-  if (auto v = variable("STALL_CHECK_TIME_SECONDS")) config.stall_check_time = std::chrono::seconds(number(*v, 1, kMostSeconds, "seconds"));
+  if (auto v = variable("STALL_CHECK_TIME_SECONDS"))
+    config.stall_check_time = std::chrono::seconds(number(*v, 1, kMostSeconds, "seconds"));
   if (auto v = variable("STALL_CHECK_DISABLE")) config.stall_check_disable = choice(*v, kSwitch);
   if (auto v = variable("STALL_SHUTDOWN_TIME_SECONDS"))
     config.stall_shutdown_time = std::chrono::seconds(number(*v, 0, kMostSeconds, "seconds"));
-  if (auto v = variable("HOST_TIMEOUT_SECONDS")) config.host_timeout = std::chrono::seconds(number(*v, 0, kMostSeconds, "seconds"));
+  if (auto v = variable("HOST_TIMEOUT_SECONDS"))
+    config.host_timeout = std::chrono::seconds(number(*v, 0, kMostSeconds, "seconds"));
   if (auto v = variable("REPLICA_GUARD")) config.replica_guard = choice(*v, kReplicaGuards);
-  if (auto v = variable("START_TIMEOUT")) config.start_timeout = std::chrono::seconds(number(*v, 1, kMostSeconds, "seconds"));
+  if (auto v = variable("START_TIMEOUT"))
+    config.start_timeout = std::chrono::seconds(number(*v, 1, kMostSeconds, "seconds"));
   if (auto v = variable("LOG_LEVEL")) config.log_level = choice(*v, kLogLevels);
   if (auto v = variable("TIMELINE"); v && v->value != "DYNAMIC") config.timeline = v->value;
   if (auto v = variable("TIMELINE_MARK_CYCLES")) config.timeline_mark_cycles = choice(*v, kSwitch);
-  if (auto v = variable("TIMELINE_MAX_BYTES")) config.timeline_max_bytes = number(*v, 64 << 10, std::uint64_t{1} << 40, "bytes");
+  if (auto v = variable("TIMELINE_MAX_BYTES"))
+    config.timeline_max_bytes = number(*v, 64 << 10, std::uint64_t{1} << 40, "bytes");
   if (auto v = variable("THREAD_AFFINITY")) config.thread_affinity = cores(*v);
-  if (auto v = variable("NUM_NCCL_STREAMS")) config.num_nccl_streams = static_cast<int>(number(*v, 1, kMostNcclStreams, "streams"));
-  if (auto v = variable("NCCL_REGISTRATION")) config.nccl_registration = choice(*v, kNcclRegistrations);
+  if (auto v = variable("NUM_NCCL_STREAMS"))
+    config.num_nccl_streams = static_cast<int>(number(*v, 1, kMostNcclStreams, "streams"));
+  if (auto v = variable("NCCL_REGISTRATION"))
+    config.nccl_registration = choice(*v, kNcclRegistrations);
   if (auto v = variable("AUTOTUNE")) config.autotune = choice(*v, kSwitch);
   if (auto v = variable("AUTOTUNE_LOG")) config.autotune_log = v->value;
-  if (auto v = variable("HIERARCHICAL_ALLREDUCE")) config.hierarchical_allreduce = choice(*v, kSwitch);
+  if (auto v = variable("HIERARCHICAL_ALLREDUCE"))
+    config.hierarchical_allreduce = choice(*v, kSwitch);
   if (auto v = variable("ELASTIC")) config.elastic = choice(*v, kSwitch);
   if (auto v = variable("SHARED_MEMORY")) config.shared_memory = choice(*v, kSharedMemory);
   if (auto v = variable("WIRE")) config.wire = choice(*v, kWires);
   if (auto v = variable("DIRECT_COPIES")) config.direct_copies = choice(*v, kDirectCopies);
   if (auto v = variable("GPU_BACKEND")) config.gpu_backend = choice(*v, kGpuBackends);
-  if (auto v = variable("ARENA_BYTES")) config.arena_bytes = number(*v, 1 << 20, std::uint64_t{1} << 44, "bytes");
-  if (auto v = variable("RESULT_POOL_BYTES")) config.result_pool_bytes = number(*v, 0, std::uint64_t{1} << 44, "bytes");
+  if (auto v = variable("ARENA_BYTES"))
+    config.arena_bytes = number(*v, 1 << 20, std::uint64_t{1} << 44, "bytes");
+  if (auto v = variable("RESULT_POOL_BYTES"))
+    config.result_pool_bytes = number(*v, 0, std::uint64_t{1} << 44, "bytes");
   return config;
 }
 
@@ -149,36 +178,47 @@ std::vector<std::pair<std::string, std::string>> shared_part(const Config& confi
   const auto number = [](auto value) { return formatted("{}", value); };
   const auto on = [](bool value) { return std::string(value ? "1" : "0"); };
   std::vector<std::string> process_sets;
-  for (const auto& ranks : config.process_sets) process_sets.push_back(formatted("[{}]", joined(ranks, ", ")));
-  return {{"HVD_FUSION_THRESHOLD", number(config.fusion_threshold_bytes)},
-          {"HVD_DISABLE_GROUP_FUSION", on(config.disable_group_fusion)},
-          {"HVD_CACHE_CAPACITY", number(config.cache_capacity)},
-          {"HVD_SHARED_MEMORY", std::string(kSharedMemory[static_cast<std::size_t>(config.shared_memory)].first)},
-          {"HVD_WIRE", std::string(kWires[static_cast<std::size_t>(config.wire)].first)},
-          {"Config::process_sets", formatted("[{}]", joined(process_sets, ", "))},
-          {"HVD_REPLICA_GUARD", std::string(kReplicaGuards[static_cast<std::size_t>(config.replica_guard)].first)},
-          {"HVD_TIMELINE", formatted("'{}'", config.timeline)},
-          {"HVD_NUM_NCCL_STREAMS", number(config.num_nccl_streams)},
-          {"HVD_NCCL_REGISTRATION", std::string(kNcclRegistrations[static_cast<std::size_t>(config.nccl_registration)].first)},
-          {"HVD_ELASTIC", on(config.elastic)},
-          {"HVD_GPU_BACKEND", std::string(kGpuBackends[static_cast<std::size_t>(config.gpu_backend)].first)},
-          {"HVD_HIERARCHICAL_ALLREDUCE", on(config.hierarchical_allreduce)}};
+  for (const auto& ranks : config.process_sets)
+    process_sets.push_back(formatted("[{}]", joined(ranks, ", ")));
+  return {
+      {"HVD_FUSION_THRESHOLD", number(config.fusion_threshold_bytes)},
+      {"HVD_DISABLE_GROUP_FUSION", on(config.disable_group_fusion)},
+      {"HVD_CACHE_CAPACITY", number(config.cache_capacity)},
+      {"HVD_SHARED_MEMORY",
+       std::string(kSharedMemory[static_cast<std::size_t>(config.shared_memory)].first)},
+      {"HVD_WIRE", std::string(kWires[static_cast<std::size_t>(config.wire)].first)},
+      {"Config::process_sets", formatted("[{}]", joined(process_sets, ", "))},
+      {"HVD_REPLICA_GUARD",
+       std::string(kReplicaGuards[static_cast<std::size_t>(config.replica_guard)].first)},
+      {"HVD_TIMELINE", formatted("'{}'", config.timeline)},
+      {"HVD_NUM_NCCL_STREAMS", number(config.num_nccl_streams)},
+      {"HVD_NCCL_REGISTRATION",
+       std::string(kNcclRegistrations[static_cast<std::size_t>(config.nccl_registration)].first)},
+      {"HVD_ELASTIC", on(config.elastic)},
+      {"HVD_GPU_BACKEND",
+       std::string(kGpuBackends[static_cast<std::size_t>(config.gpu_backend)].first)},
+      {"HVD_HIERARCHICAL_ALLREDUCE", on(config.hierarchical_allreduce)}};
 }
 
 std::vector<std::string> remarks(const Config& config) {
   std::vector<std::string> lines;
   if (config.autotune || !config.autotune_log.empty())
     lines.emplace_back(
-        "HVD_AUTOTUNE does nothing: there is no cycle time to tune, and the fusion threshold hardly matters where tensors are reduced in "
-        "place");
-  if (config.elastic) lines.emplace_back("HVD_ELASTIC does nothing yet: when a rank dies, the job ends");
+        "HVD_AUTOTUNE does nothing: there is no cycle time to tune, and the fusion threshold "
+        "hardly matters where tensors are reduced in place");
+  if (config.elastic)
+    lines.emplace_back("HVD_ELASTIC does nothing yet: when a rank dies, the job ends");
   return lines;
 }
 
-std::optional<std::string> detail::variable_of_environment(const std::string& name) { return environment(name); }
+std::optional<std::string> detail::variable_of_environment(const std::string& name) {
+  return environment(name);
+}
 char** detail::process_environment() { return environ; }
 const char* detail::spawn_reports() { return std::getenv(kSpawnReports); }
 
-bool thread_count_is_fixed() { return environment("OMP_NUM_THREADS") || environment("MKL_NUM_THREADS"); }
+bool thread_count_is_fixed() {
+  return environment("OMP_NUM_THREADS") || environment("MKL_NUM_THREADS");
+}
 
 }  // namespace hvd

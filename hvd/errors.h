@@ -1,6 +1,7 @@
 #pragma once
-/// This file has every way in which an operation can fail. `Error` and its children are thrown at the edge, in the caller's thread; between
-/// threads and ranks a failure travels as a `Status` value. Who learns of which error: docs/semantics.md, "Errors".
+/// This file has every way in which an operation can fail. `Error` and its children are thrown at
+/// the edge, in the caller's thread; between threads and ranks a failure travels as a `Status`
+/// value. Who learns of which error: docs/semantics.md, "Errors".
 
 #include <stdexcept>
 #include <string>
@@ -9,7 +10,8 @@
 #pragma GCC visibility push(default)
 namespace hvd {
 
-/// Error is what all exceptions of the library derive from. Its text says what is wrong and what to do.
+/// Error is what all exceptions of the library derive from. Its text says what is wrong and what to
+/// do.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -17,20 +19,24 @@ struct Error : std::runtime_error {
 struct NotInitialized : Error {
   using Error::Error;
 };
-/// InvalidArgument: the call itself is wrong. It is raised at the call, on this rank only, and leaves no trace.
+/// InvalidArgument: the call itself is wrong. It is raised at the call, on this rank only, and
+/// leaves no trace.
 struct InvalidArgument : Error {
   using Error::Error;
 };
-/// Mismatch: the ranks disagree. It is raised on every participating rank at `wait()`; the library stays usable.
+/// Mismatch: the ranks disagree. It is raised on every participating rank at `wait()`; the library
+/// stays usable.
 struct Mismatch : Error {
   using Error::Error;
 };
-/// Deadlock: the ranks wait for one another, each for what the others do not submit. It is raised on every rank that waits; what they have
-/// submitted besides and the others have not ends likewise. The library stays usable.
+/// Deadlock: the ranks wait for one another, each for what the others do not submit. It is raised
+/// on every rank that waits; what they have submitted besides and the others have not ends
+/// likewise. The library stays usable.
 struct Deadlock : Mismatch {
   using Mismatch::Mismatch;
 };
-/// DuplicateName: the name is already in flight on this rank for the same operation and process set.
+/// DuplicateName: the name is already in flight on this rank for the same operation and process
+/// set.
 struct DuplicateName : InvalidArgument {
   using InvalidArgument::InvalidArgument;
 };
@@ -50,16 +56,28 @@ struct StallTimeout : Error {
 struct Shutdown : Error {
   using Error::Error;
 };
-/// BackendError: MPI, NCCL or CUDA refused a call. The text has the call, the rank, the tensors and the library's own words.
+/// BackendError: MPI, NCCL or CUDA refused a call. The text has the call, the rank, the tensors and
+/// the library's own words.
 struct BackendError : Error {
   using Error::Error;
 };
 
-/// A Status is a failure as a value. It travels between threads, and between ranks as code and text.
+/// A Status is a failure as a value. It travels between threads, and between ranks as code and
+/// text.
 class Status {
  public:
   /// Code has a value for each kind of Error that may travel.
-  enum class Code : unsigned char { Ok, Mismatch, Joined, RankFailed, StallTimeout, Shutdown, BackendError, InvalidArgument, Deadlock };
+  enum class Code : unsigned char {
+    Ok,
+    Mismatch,
+    Joined,
+    RankFailed,
+    StallTimeout,
+    Shutdown,
+    BackendError,
+    InvalidArgument,
+    Deadlock
+  };
 
   /// Makes a Status that is ok.
   Status() = default;
@@ -81,7 +99,8 @@ class Status {
   std::string text_;
 };
 
-/// Returns the Status of the exception now being handled; BackendError for what is not ours. Requires to be called inside a `catch`.
+/// Returns the Status of the exception now being handled; BackendError for what is not ours.
+/// Requires to be called inside a `catch`.
 Status status_of_current_exception();
 
 }  // namespace hvd

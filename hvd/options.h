@@ -1,5 +1,6 @@
 #pragma once
-/// This file has what users say beside their tensors. All are values; the fields' defaults are Horovod's.
+/// This file has what users say beside their tensors. All are values; the fields' defaults are
+/// Horovod's.
 // Tested in tests/hvd/api/request_test.cc
 
 #include <chrono>
@@ -16,18 +17,21 @@
 #pragma GCC visibility push(default)
 namespace hvd {
 
-/// A ProcessSet stands for a group of ranks that has collectives of its own. It is a value: the global set unless made by `process_set` or
-/// `add_process_set`. Its functions throw NotInitialized before `init()`, and InvalidArgument where there is no such set.
+/// A ProcessSet stands for a group of ranks that has collectives of its own. It is a value: the
+/// global set unless made by `process_set` or `add_process_set`. Its functions throw NotInitialized
+/// before `init()`, and InvalidArgument where there is no such set.
 class ProcessSet {
  public:
   static constexpr std::uint64_t kAnyWorld = ~std::uint64_t{0};  ///< as a world's number
   /// Makes the global set.
   ProcessSet() = default;
-  /// Makes the set of this id in the world of this number, or in whatever world it is used; for front ends.
+  /// Makes the set of this id in the world of this number, or in whatever world it is used; for
+  /// front ends.
   explicit ProcessSet(int id, std::uint64_t world = kAnyWorld) : id_(id), world_(world) {}
   /// Returns its number, 0 for the global set; throws nothing.
   [[nodiscard]] int id() const { return id_; }
-  /// Returns the number of its world, 0 for the global one; kAnyWorld where it may be any, as of the set of all ranks.
+  /// Returns the number of its world, 0 for the global one; kAnyWorld where it may be any, as of
+  /// the set of all ranks.
   [[nodiscard]] std::uint64_t world_number() const { return world_; }
   /// Returns this process's rank in the set, -1 if it is not included.
   [[nodiscard]] int rank() const;
@@ -39,7 +43,8 @@ class ProcessSet {
   [[nodiscard]] std::vector<int> ranks() const;
   /// Compares the ids, and the worlds where both have one.
   bool operator==(const ProcessSet& other) const {
-    return id_ == other.id_ && (world_ == other.world_ || world_ == kAnyWorld || other.world_ == kAnyWorld);
+    return id_ == other.id_ &&
+           (world_ == other.world_ || world_ == kAnyWorld || other.world_ == kAnyWorld);
   }
 
  private:
@@ -47,11 +52,12 @@ class ProcessSet {
   std::uint64_t world_ = kAnyWorld;
 };
 
-/// Compression says how gradients travel. fp16 and bf16 halve the bytes: values are rounded once to 16 bits, summed in fp32 and rounded
-/// once more. The others leave more out, and need a memory of what they left out (error feedback, torch_bindings/gradients/compressor.h):
-/// they go with DistributedOptimizer and DistributedDataParallel only. Everything else that takes a Compression (allreduce,
-/// grouped_allreduce and sparse_allreduce, of tensors and of buffers) has no such memory and refuses them with InvalidArgument, at the
-/// call.
+/// Compression says how gradients travel. fp16 and bf16 halve the bytes: values are rounded once to
+/// 16 bits, summed in fp32 and rounded once more. The others leave more out, and need a memory of
+/// what they left out (error feedback, torch_bindings/gradients/compressor.h): they go with
+/// DistributedOptimizer and DistributedDataParallel only. Everything else that takes a Compression
+/// (allreduce, grouped_allreduce and sparse_allreduce, of tensors and of buffers) has no such
+/// memory and refuses them with InvalidArgument, at the call.
 class Compression {
  public:
   /// Kind has a value for each of the ways below.
@@ -64,10 +70,11 @@ class Compression {
   static Compression bf16() { return Compression(Kind::Bf16); }
   /// Returns the way with a quarter of the bytes of fp32: blocks of 256 values, each with a scale.
   static Compression int8() { return Compression(Kind::Int8); }
-  /// Returns the way on which, of each tensor, the values of largest magnitude travel: `ratio` of them, 0 < ratio <= 1, and at least one.
-  /// Throws InvalidArgument for another ratio.
+  /// Returns the way on which, of each tensor, the values of largest magnitude travel: `ratio` of
+  /// them, 0 < ratio <= 1, and at least one. Throws InvalidArgument for another ratio.
   static Compression topk(double ratio = 0.01);
-  /// Returns the way on which a matrix travels as two thin ones of `rank` >= 1 columns. Throws InvalidArgument for another rank.
+  /// Returns the way on which a matrix travels as two thin ones of `rank` >= 1 columns. Throws
+  /// InvalidArgument for another rank.
   static Compression powersgd(int rank = 4);
 
   /// Makes `none()`.
@@ -82,7 +89,8 @@ class Compression {
   [[nodiscard]] bool needs_memory() const { return kind_ >= Kind::Int8; }
   /// Throws InvalidArgument if it needs a memory. `what` names the call that has none.
   void refuse_memory(std::string_view what) const;
-  /// Returns the type in which a tensor of `dtype` travels: 16 bits for Float32 and Float64 with fp16 and bf16, otherwise `dtype`.
+  /// Returns the type in which a tensor of `dtype` travels: 16 bits for Float32 and Float64 with
+  /// fp16 and bf16, otherwise `dtype`.
   [[nodiscard]] DataType wire_type(DataType dtype) const {
     const bool wide = dtype == DataType::Float32 || dtype == DataType::Float64;
     if ((kind_ != Kind::Fp16 && kind_ != Kind::Bf16) || !wide) return dtype;
@@ -100,15 +108,18 @@ class Compression {
 
 /// AllreduceOptions are those of allreduce, grouped_allreduce and sparse_allreduce.
 struct AllreduceOptions {
-  std::string name{};               ///< empty: made up, the same on all ranks that make their calls in the same order
+  std::string
+      name{};  ///< empty: made up, the same on all ranks that make their calls in the same order
   ReduceOp op = ReduceOp::Average;  ///< how the ranks' values are combined
-  double prescale_factor = 1;       ///< multiplies every rank's input before the reduction (integers in double, truncated toward zero)
-  double postscale_factor = 1;      ///< multiplies the result after it, likewise
-  ProcessSet process_set{};         ///< the ranks that take part
-  Compression compression{};        ///< none, fp16 or bf16
-  /// From the call on (of a persistent operation from `start()` on): an operation, or group, that has not ended by then ends the world with
-  /// a StallTimeout on all ranks, which says which ranks have not come, be it waited for or not. Ranks may differ. 0: none; such an
-  /// operation takes no fast path. Negative: InvalidArgument.
+  double prescale_factor = 1;   ///< multiplies every rank's input before the reduction (integers in
+                                ///< double, truncated toward zero)
+  double postscale_factor = 1;  ///< multiplies the result after it, likewise
+  ProcessSet process_set{};     ///< the ranks that take part
+  Compression compression{};    ///< none, fp16 or bf16
+  /// From the call on (of a persistent operation from `start()` on): an operation, or group, that
+  /// has not ended by then ends the world with a StallTimeout on all ranks, which says which ranks
+  /// have not come, be it waited for or not. Ranks may differ. 0: none; such an operation takes no
+  /// fast path. Negative: InvalidArgument.
   std::chrono::nanoseconds deadline{0};
   World world{};  ///< the world; the one of the thread (World::current) unless given
 };
@@ -123,8 +134,9 @@ struct AllgatherOptions {
 
 /// AlltoallBufferOptions are those of alltoall on raw buffers.
 struct AlltoallBufferOptions {
-  std::string name{};                    ///< see AllreduceOptions::name
-  std::vector<std::int64_t> splits{};    ///< rows for each rank of the set; empty: the first dimension is divided evenly
+  std::string name{};  ///< see AllreduceOptions::name
+  std::vector<std::int64_t>
+      splits{};  ///< rows for each rank of the set; empty: the first dimension is divided evenly
   ProcessSet process_set{};              ///< the ranks that take part
   std::chrono::nanoseconds deadline{0};  ///< see AllreduceOptions::deadline
   World world{};                         ///< see AllreduceOptions::world
@@ -137,8 +149,9 @@ struct ReducescatterOptions {
   double prescale_factor = 1;       ///< see AllreduceOptions::prescale_factor
   double postscale_factor = 1;      ///< see AllreduceOptions::postscale_factor
   ProcessSet process_set{};         ///< the ranks that take part
-  /// Elements of the tensor for each rank of the set, in their order, the same on all ranks and all of them together: the result is then
-  /// one-dimensional. Empty: whole rows, the first ranks get one more. Not for groups of several tensors.
+  /// Elements of the tensor for each rank of the set, in their order, the same on all ranks and all
+  /// of them together: the result is then one-dimensional. Empty: whole rows, the first ranks get
+  /// one more. Not for groups of several tensors.
   std::vector<std::int64_t> counts{};
   std::chrono::nanoseconds deadline{0};  ///< see AllreduceOptions::deadline
   World world{};                         ///< see AllreduceOptions::world
@@ -146,9 +159,9 @@ struct ReducescatterOptions {
 
 /// BroadcastOptions are those of broadcast.
 struct BroadcastOptions {
-  std::string name{};                    ///< see AllreduceOptions::name
-  int root_rank = 0;                     ///< the rank that sends: a global rank, also within a process set
-  ProcessSet process_set{};              ///< the ranks that take part
+  std::string name{};        ///< see AllreduceOptions::name
+  int root_rank = 0;         ///< the rank that sends: a global rank, also within a process set
+  ProcessSet process_set{};  ///< the ranks that take part
   std::chrono::nanoseconds deadline{0};  ///< see AllreduceOptions::deadline
   World world{};                         ///< see AllreduceOptions::world
 };
@@ -158,7 +171,8 @@ inline constexpr int kAnyPeer = -1;
 
 /// PeerOptions are those of send and recv.
 struct PeerOptions {
-  int peer = kAnyPeer;  ///< the rank of the world that a message goes to, or comes from; kAnyPeer: comes from any, this one included
+  int peer = kAnyPeer;  ///< the rank of the world that a message goes to, or comes from; kAnyPeer:
+                        ///< comes from any, this one included
   int tag = 0;          ///< not negative; a recv takes messages of its tag alone
   World world{};        ///< see AllreduceOptions::world
 };

@@ -7,7 +7,8 @@ namespace hvd {
 
 ResultBytes::ResultBytes(std::shared_ptr<void> memory, std::size_t size) : size_(size) {
   if (size == 0) return;
-  memory_ = memory ? std::move(memory) : std::shared_ptr<void>(std::shared_ptr<std::byte[]>(new std::byte[size]));
+  memory_ = memory ? std::move(memory)
+                   : std::shared_ptr<void>(std::shared_ptr<std::byte[]>(new std::byte[size]));
 }
 
 ResultBytes::ResultBytes(const std::vector<std::byte>& bytes) : ResultBytes(nullptr, bytes.size()) {
@@ -22,7 +23,8 @@ ResultBytes& ResultBytes::operator=(const ResultBytes& other) {
   return *this;
 }
 
-ResultBytes::ResultBytes(ResultBytes&& other) noexcept : memory_(std::move(other.memory_)), size_(std::exchange(other.size_, 0)) {}
+ResultBytes::ResultBytes(ResultBytes&& other) noexcept
+    : memory_(std::move(other.memory_)), size_(std::exchange(other.size_, 0)) {}
 ResultBytes& ResultBytes::operator=(ResultBytes&& other) noexcept {
   if (this == &other) return *this;
   memory_ = std::move(other.memory_);
@@ -38,6 +40,8 @@ void ResultBytes::resize(std::size_t size) {
   *this = std::move(changed);
 }
 
-bool operator==(const ResultBytes& a, const ResultBytes& b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
+bool operator==(const ResultBytes& a, const ResultBytes& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end());
+}
 
 }  // namespace hvd

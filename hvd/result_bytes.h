@@ -1,8 +1,9 @@
 #pragma once
-/// ResultBytes are the elements of a result whose size is known only when all ranks have said theirs (Gathered, Exchanged). They own their
-/// memory; what is large comes from memory of earlier results (Config::result_pool_bytes) and goes back there when the object ends, in any
-/// thread, also after `shutdown()`. Copying copies the bytes, into ordinary memory. One thread at a time may change an object. They fail
-/// with std::bad_alloc.
+/// ResultBytes are the elements of a result whose size is known only when all ranks have said
+/// theirs (Gathered, Exchanged). They own their memory; what is large comes from memory of earlier
+/// results (Config::result_pool_bytes) and goes back there when the object ends, in any thread,
+/// also after `shutdown()`. Copying copies the bytes, into ordinary memory. One thread at a time
+/// may change an object. They fail with std::bad_alloc.
 
 #include <cstddef>
 #include <memory>
@@ -25,10 +26,12 @@ class ResultBytes {
 
   /// Makes no bytes.
   ResultBytes() = default;
-  /// Makes `size` bytes that are not initialised, in `memory` if that is not null, and otherwise in ordinary memory.
+  /// Makes `size` bytes that are not initialised, in `memory` if that is not null, and otherwise in
+  /// ordinary memory.
   ResultBytes(std::shared_ptr<void> memory, std::size_t size);
   /// Copies `bytes`.
-  ResultBytes(const std::vector<std::byte>& bytes);  // NOLINT(google-explicit-constructor): such vectors were results once
+  // NOLINT(google-explicit-constructor): such vectors were results once
+  ResultBytes(const std::vector<std::byte>& bytes);
   /// @{
   /// Copy the bytes.
   ResultBytes(const ResultBytes& other);
@@ -44,7 +47,9 @@ class ResultBytes {
   /// @{
   /// Returns the first byte; null where there is none.
   [[nodiscard]] std::byte* data() { return static_cast<std::byte*>(memory_.get()); }
-  [[nodiscard]] const std::byte* data() const { return static_cast<const std::byte*>(memory_.get()); }
+  [[nodiscard]] const std::byte* data() const {
+    return static_cast<const std::byte*>(memory_.get());
+  }
   /// @}
   /// Returns the number of bytes.
   [[nodiscard]] std::size_t size() const { return size_; }
@@ -65,7 +70,8 @@ class ResultBytes {
   /// Makes it `size` bytes: the first of those that were there, and zeros after them.
   void resize(std::size_t size);
   /// Returns a copy of the bytes.
-  operator std::vector<std::byte>() const { return {begin(), end()}; }  // NOLINT(google-explicit-constructor): see above
+  // NOLINT(google-explicit-constructor): see above
+  operator std::vector<std::byte>() const { return {begin(), end()}; }
   /// Returns whether both have the same bytes.
   friend bool operator==(const ResultBytes& a, const ResultBytes& b);
 

@@ -22,15 +22,19 @@ namespace hvd {
 
 namespace {
 
-/// A folder of files that are named after ranks; gone with this. (Not std::filesystem::remove_all: libtorch.so exports one that crashes.)
+/// A folder of files that are named after ranks; gone with this. (Not std::filesystem::remove_all:
+/// libtorch.so exports one that crashes.)
 class Reports {
  public:
   explicit Reports(int ranks) : ranks_(ranks) {
     std::error_code error;
     const auto folder = std::filesystem::temp_directory_path(error);  // TMPDIR, or /tmp
-    if (error) throw BackendError(formatted("spawn: no folder for temporary files (TMPDIR): {}", error.message()));
+    if (error)
+      throw BackendError(
+          formatted("spawn: no folder for temporary files (TMPDIR): {}", error.message()));
     path_ = (folder / "hvd-spawn-XXXXXX").string();
-    if (::mkdtemp(path_.data()) == nullptr) throw BackendError(formatted("spawn: mkdtemp {}: {}", path_, std::strerror(errno)));
+    if (::mkdtemp(path_.data()) == nullptr)
+      throw BackendError(formatted("spawn: mkdtemp {}: {}", path_, std::strerror(errno)));
   }
   ~Reports() {
     for (int rank = 0; rank < ranks_; ++rank) ::unlink(file(path_, rank).c_str());
@@ -40,13 +44,17 @@ class Reports {
   Reports& operator=(const Reports&) = delete;
 
   [[nodiscard]] const std::string& path() const { return path_; }
-  static std::string file(const std::string& path, int rank) { return formatted("{}/{}", path, rank); }
+  static std::string file(const std::string& path, int rank) {
+    return formatted("{}/{}", path, rank);
+  }
   /// "; rank 1: text; rank 3: text"
   [[nodiscard]] std::string read() const {
     std::string all;
     for (int rank = 0; rank < ranks_; ++rank) {
       std::ifstream in(file(path_, rank));
-      if (in) all += formatted("; rank {}: {}", rank, std::string(std::istreambuf_iterator<char>(in), {}));
+      if (in)
+        all +=
+            formatted("; rank {}: {}", rank, std::string(std::istreambuf_iterator<char>(in), {}));
     }
     return all;
   }
@@ -65,7 +73,8 @@ std::vector<std::string> own_arguments() {
 std::string own_program() {
   std::string path(4096, '\0');
   const auto length = ::readlink("/proc/self/exe", path.data(), path.size());
-  if (length < 0) throw BackendError(formatted("spawn: readlink /proc/self/exe: {}", std::strerror(errno)));
+  if (length < 0)
+    throw BackendError(formatted("spawn: readlink /proc/self/exe: {}", std::strerror(errno)));
   path.resize(static_cast<std::size_t>(length));
   return path;
 }
@@ -74,13 +83,14 @@ void work_as_rank(int rank, const std::function<void()>& work) {
   try {
     work();
   } catch (const std::exception& error) {
-    if (const char* const folder = detail::spawn_reports()) std::ofstream(Reports::file(folder, rank)) << error.what();
+    if (const char* const folder = detail::spawn_reports())
+      std::ofstream(Reports::file(folder, rank)) << error.what();
     throw;
   }
 }
 
-/// HeardChildren keeps SIGCHLD from being ignored while it lives: where it is, as some supervisors start programs, no end of a process is
-/// told.
+/// HeardChildren keeps SIGCHLD from being ignored while it lives: where it is, as some supervisors
+/// start programs, no end of a process is told.
 class HeardChildren {
  public:
   HeardChildren() {
@@ -107,14 +117,18 @@ std::string run(const std::vector<std::string>& command) {
   arguments.push_back(nullptr);
   const HeardChildren heard;
   pid_t process = 0;
-  const int error = ::posix_spawnp(&process, arguments.front(), nullptr, nullptr, arguments.data(), detail::process_environment());
+  const int error = ::posix_spawnp(&process, arguments.front(), nullptr, nullptr, arguments.data(),
+                                   detail::process_environment());
   if (error != 0)
-    throw BackendError(formatted("spawn: {}: {}; it starts the ranks, and must be in PATH", command.front(), std::strerror(error)));
+    throw BackendError(formatted("spawn: {}: {}; it starts the ranks, and must be in PATH",
+                                 command.front(), std::strerror(error)));
   int status = 0;
   while (::waitpid(process, &status, 0) < 0)
     if (errno != EINTR) throw BackendError(formatted("spawn: waitpid: {}", std::strerror(errno)));
-  if (WIFSIGNALED(status)) return formatted("{} was ended by signal {}", command.front(), WTERMSIG(status));
-  if (WEXITSTATUS(status) != 0) return formatted("{} ended with exit code {}", command.front(), WEXITSTATUS(status));
+  if (WIFSIGNALED(status))
+    return formatted("{} was ended by signal {}", command.front(), WTERMSIG(status));
+  if (WEXITSTATUS(status) != 0)
+    return formatted("{} ended with exit code {}", command.front(), WEXITSTATUS(status));
   return "";
 }
 
@@ -123,15 +137,17 @@ std::string run(const std::vector<std::string>& command) {
 void spawn(int ranks, const std::function<void()>& work) {
   if (ranks < 1) throw InvalidArgument(formatted("spawn: {} ranks", ranks));
   const LauncherHints hints = launcher_hints();
-  const bool is_rank = hints.rank && (hints.size.value_or(2) > 1 || detail::spawn_reports() != nullptr);
+  const bool is_rank =
+      hints.rank && (hints.size.value_or(2) > 1 || detail::spawn_reports() != nullptr);
   if (is_rank || ranks == 1) {
     work_as_rank(hints.rank.value_or(0), work);
     return;
   }
   if (hints.rank)
     throw InvalidArgument(
-        formatted("spawn: {} ranks are wanted, but this process was started as a world of one (by HVD_INIT=alone, or by a launcher such as "
-                  "mpirun -np 1): start it without that, and spawn() starts the ranks, or have the launcher start {}",
+        formatted("spawn: {} ranks are wanted, but this process was started as a world of one (by "
+                  "HVD_INIT=alone, or by a launcher such as mpirun -np 1): start it without that, "
+                  "and spawn() starts the ranks, or have the launcher start {}",
                   ranks, ranks));
   const Reports reports(ranks);
   // More ranks than cores, as root and in containers, as cmake/mpi_env.sh has it.

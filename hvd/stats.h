@@ -1,6 +1,6 @@
 #pragma once
-/// This file has the counters of one rank since `init()`. The engine and the backends add, any thread reads. They are relaxed atomics: each
-/// is exact, but they are not read at one instant.
+/// This file has the counters of one rank since `init()`. The engine and the backends add, any
+/// thread reads. They are relaxed atomics: each is exact, but they are not read at one instant.
 // Tested in tests/hvd/api/burst_mpi_test.cc, tests/contract/fusion_cases.cc
 
 #include <array>
@@ -18,15 +18,15 @@ struct Stats {
   std::uint64_t bytes_reduced = 0;         ///< of this rank's inputs to allreduce and reducescatter
   std::uint64_t negotiation_rounds = 0;    ///< agreements this rank took part in
   std::uint64_t bytes_to_other_hosts = 0;  ///< of tensors, sent by this rank
-  std::uint64_t bytes_zero_copy = 0;       ///< of tensors that were worked on where the user keeps them
+  std::uint64_t bytes_zero_copy = 0;  ///< of tensors that were worked on where the user keeps them
 };
 
 /// StatsCounters are what the engine and the backends add to.
 struct StatsCounters {
   /// @{
   /// Counts what the field of Stats has that is called so.
-  std::atomic<std::uint64_t> tensors_submitted{0}, batches_run{0}, tensors_fused{0}, bytes_reduced{0}, negotiation_rounds{0},
-      bytes_to_other_hosts{0}, bytes_zero_copy{0};
+  std::atomic<std::uint64_t> tensors_submitted{0}, batches_run{0}, tensors_fused{0},
+      bytes_reduced{0}, negotiation_rounds{0}, bytes_to_other_hosts{0}, bytes_zero_copy{0};
 
   /// @}
 
@@ -36,13 +36,17 @@ struct StatsCounters {
   std::array<std::atomic<std::uint64_t>, 8> accesses{};
 
   /// Adds `amount` to one of the counters.
-  void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) { counter.fetch_add(amount, std::memory_order_relaxed); }
+  void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) {
+    counter.fetch_add(amount, std::memory_order_relaxed);
+  }
 
-  /// FastPathCounters are what the fast path adds to, which is the same field again: under a lock, so that no addition has to be atomic.
+  /// FastPathCounters are what the fast path adds to, which is the same field again: under a lock,
+  /// so that no addition has to be atomic.
   struct FastPathCounters {
     /// @{
     /// Counts what the field of Stats has that is called so.
-    std::atomic<std::uint64_t> tensors_submitted{0}, batches_run{0}, tensors_fused{0}, bytes_reduced{0}, negotiation_rounds{0};
+    std::atomic<std::uint64_t> tensors_submitted{0}, batches_run{0}, tensors_fused{0},
+        bytes_reduced{0}, negotiation_rounds{0};
 
     /// @}
 

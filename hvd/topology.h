@@ -22,8 +22,8 @@ struct Topology {
   /// By rank: the number of the host that it is on. Empty where every domain is a host.
   std::vector<int> host_of_rank;
 
-  /// By rank: the number of its domain, the ranks that share memory with each other. A host is one domain, or, where shared memory is
-  /// refused, as many as it has ranks.
+  /// By rank: the number of its domain, the ranks that share memory with each other. A host is one
+  /// domain, or, where shared memory is refused, as many as it has ranks.
   std::vector<int> domain_of_rank{0};
   int domains = 1;                   ///< number of domains
   std::vector<int> domain_ranks{0};  ///< global ranks of this rank's domain, ascending

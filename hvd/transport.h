@@ -1,7 +1,8 @@
 #pragma once
-/// Transport is the port through which the domains of a world agree: one rank of each, its leader, sends and receives messages. Ranks that
-/// share no memory send each other theirs through another one, to which each rank is a domain. Only the thread that has the turn calls it.
-/// Messages between two leaders arrive whole and in order. Nothing blocks.
+/// Transport is the port through which the domains of a world agree: one rank of each, its leader,
+/// sends and receives messages. Ranks that share no memory send each other theirs through another
+/// one, to which each rank is a domain. Only the thread that has the turn calls it. Messages
+/// between two leaders arrive whole and in order. Nothing blocks.
 // Tested in tests/ops/p2p/transport_test.cc
 
 #include <optional>
@@ -26,11 +27,14 @@ class Transport {
   virtual int domain() const = 0;
   /// Returns the number of domains.
   virtual int domains() const = 0;
-  /// Queues a message; `bytes` may be reused when it returns. Throws BackendError when the wire says no.
+  /// Queues a message; `bytes` may be reused when it returns. Throws BackendError when the wire
+  /// says no.
   virtual void send(int to, std::span<const std::byte> bytes) = 0;
-  /// Returns the next message that has arrived; none if there is none yet. Throws BackendError when the wire says no.
+  /// Returns the next message that has arrived; none if there is none yet. Throws BackendError when
+  /// the wire says no.
   virtual std::optional<Message> receive() = 0;
-  /// Returns whether something that was sent is still here, and leaves only while this or `receive` is called again and again.
+  /// Returns whether something that was sent is still here, and leaves only while this or `receive`
+  /// is called again and again.
   [[nodiscard]] virtual bool has_unsent() { return false; }
 };
 

@@ -8,22 +8,27 @@
 
 namespace hvd {
 
-std::int64_t element_count(const Shape& shape) { return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()); }
+std::int64_t element_count(const Shape& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
 
 std::string_view name_of(DataType dtype) {
-  static constexpr std::array<std::string_view, kDataTypes> kNames{"uint8",    "int8",    "int16",   "int32", "int64",     "float16",
-                                                                   "bfloat16", "float32", "float64", "bool",  "complex64", "complex128"};
+  static constexpr std::array<std::string_view, kDataTypes> kNames{
+      "uint8",    "int8",    "int16",   "int32", "int64",     "float16",
+      "bfloat16", "float32", "float64", "bool",  "complex64", "complex128"};
   return kNames.at(static_cast<std::size_t>(dtype));
 }
 
 std::string_view name_of(ReduceOp op) {
-  static constexpr std::array<std::string_view, 9> kNames{"average", "sum", "min", "max", "product", "adasum", "bitand", "bitor", "bitxor"};
+  static constexpr std::array<std::string_view, 9> kNames{
+      "average", "sum", "min", "max", "product", "adasum", "bitand", "bitor", "bitxor"};
   return kNames.at(static_cast<std::size_t>(op));
 }
 
 std::string_view name_of(OpKind kind) {
-  static constexpr std::array<std::string_view, 8> kNames{"allreduce",     "allgather", "broadcast", "alltoall",
-                                                          "reducescatter", "barrier",   "join",      "control"};
+  static constexpr std::array<std::string_view, 8> kNames{"allreduce", "allgather",     "broadcast",
+                                                          "alltoall",  "reducescatter", "barrier",
+                                                          "join",      "control"};
   return kNames.at(static_cast<std::size_t>(kind));
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-/// This file has the words that every floor shares: element types, operations, shapes, devices. They are values and pure functions; any
-/// thread may use them, and nothing fails.
+/// This file has the words that every floor shares: element types, operations, shapes, devices.
+/// They are values and pure functions; any thread may use them, and nothing fails.
 // Tested in tests/ops/kernels/reduce_test.cc, tests/hvd/negotiation/planner_test.cc
 
 #include <cstddef>
@@ -12,7 +12,8 @@
 #pragma GCC visibility push(default)
 namespace hvd {
 
-/// DataType is the element type of a tensor. It travels in signatures as its number: append, never reorder.
+/// DataType is the element type of a tensor. It travels in signatures as its number: append, never
+/// reorder.
 enum class DataType : std::uint8_t {
   UInt8,
   Int8,
@@ -30,18 +31,39 @@ enum class DataType : std::uint8_t {
 /// The number of element types.
 inline constexpr int kDataTypes = 12;
 
-/// ReduceOp says how the ranks' values are combined. Average is the sum divided by the size of the process set. BitAnd, BitOr and BitXor
-/// are of integers, bit by bit, and of Bool.
-enum class ReduceOp : std::uint8_t { Average, Sum, Min, Max, Product, Adasum, BitAnd, BitOr, BitXor };
+/// ReduceOp says how the ranks' values are combined. Average is the sum divided by the size of the
+/// process set. BitAnd, BitOr and BitXor are of integers, bit by bit, and of Bool.
+enum class ReduceOp : std::uint8_t {
+  Average,
+  Sum,
+  Min,
+  Max,
+  Product,
+  Adasum,
+  BitAnd,
+  BitOr,
+  BitXor
+};
 
 /// Returns whether the operation combines bits.
 constexpr bool is_bitwise(ReduceOp op) { return op >= ReduceOp::BitAnd; }
 
 /// OpKind says what a submission asks for.
-enum class OpKind : std::uint8_t { Allreduce, Allgather, Broadcast, Alltoall, Reducescatter, Barrier, Join, Control };
+enum class OpKind : std::uint8_t {
+  Allreduce,
+  Allgather,
+  Broadcast,
+  Alltoall,
+  Reducescatter,
+  Barrier,
+  Join,
+  Control
+};
 
 /// Returns whether the operation combines values.
-constexpr bool reduces(OpKind kind) { return kind == OpKind::Allreduce || kind == OpKind::Reducescatter; }
+constexpr bool reduces(OpKind kind) {
+  return kind == OpKind::Allreduce || kind == OpKind::Reducescatter;
+}
 
 /// DeviceKind says whose memory a tensor is in.
 enum class DeviceKind : std::uint8_t { Cpu, Cuda };
@@ -49,7 +71,7 @@ enum class DeviceKind : std::uint8_t { Cpu, Cuda };
 /// A Device is the host's memory, or that of one of its GPUs.
 struct Device {
   DeviceKind kind = DeviceKind::Cpu;  ///< whose memory it is
-  int index = 0;                      ///< number of the GPU as this process sees them; 0 for the host
+  int index = 0;  ///< number of the GPU as this process sees them; 0 for the host
   /// Compares kind and index.
   bool operator==(const Device&) const = default;
 };
@@ -84,12 +106,16 @@ constexpr std::size_t element_bytes(DataType dtype) {
 /// Tensors in one block of memory begin at multiples of this many bytes.
 inline constexpr std::size_t kMemberAlignment = 64;
 /// Returns `bytes`, rounded up to the next multiple of `kMemberAlignment`.
-constexpr std::size_t aligned_to_member(std::size_t bytes) { return (bytes + kMemberAlignment - 1) / kMemberAlignment * kMemberAlignment; }
+constexpr std::size_t aligned_to_member(std::size_t bytes) {
+  return (bytes + kMemberAlignment - 1) / kMemberAlignment * kMemberAlignment;
+}
 
 /// Returns whether it is an integer; Bool is none.
 constexpr bool is_integer(DataType dtype) { return dtype <= DataType::Int64; }
 /// Returns whether it is a complex number.
-constexpr bool is_complex(DataType dtype) { return dtype == DataType::Complex64 || dtype == DataType::Complex128; }
+constexpr bool is_complex(DataType dtype) {
+  return dtype == DataType::Complex64 || dtype == DataType::Complex128;
+}
 
 /// Returns the number of elements; 1 for a scalar.
 std::int64_t element_count(const Shape& shape);

@@ -1,6 +1,7 @@
 #pragma once
-/// This header has worlds as values: a program may have any number of them beside the global one that `init()` makes, of any members, also
-/// without a global one. What they mean: docs/semantics.md, "Worlds".
+/// This header has worlds as values: a program may have any number of them beside the global one
+/// that `init()` makes, of any members, also without a global one. What they mean:
+/// docs/semantics.md, "Worlds".
 // Tested in tests/ops/worlds_test.cc
 
 #include <chrono>
@@ -24,7 +25,8 @@ class WorldLife;
 class ProcessSet;
 struct Buffer;
 
-/// OptionsOf has the types of the options that operations on such an input take; front ends say theirs by a specialisation.
+/// OptionsOf has the types of the options that operations on such an input take; front ends say
+/// theirs by a specialisation.
 template <class Input>
 struct OptionsOf;
 
@@ -85,63 +87,77 @@ HVD_OPERATIONS(HVD_CALL_BY_NAME)
 }  // namespace detail
 /// @endcond
 
-/// A Rendezvous is how the members of a world find one another: who this one is, and a store of keys that all of them reach. The three
-/// functions are called by the thread that makes the world, and later, one at a time, by those that work for it; what they throw ends the
-/// call as BackendError. The store sees a few requests per member, and keeps about twenty keys per world, which begin with `name`.
+/// A Rendezvous is how the members of a world find one another: who this one is, and a store of
+/// keys that all of them reach. The three functions are called by the thread that makes the world,
+/// and later, one at a time, by those that work for it; what they throw ends the call as
+/// BackendError. The store sees a few requests per member, and keeps about twenty keys per world,
+/// which begin with `name`.
 struct Rendezvous {
   /// Value is what the store keeps under a key.
   using Value = std::vector<std::uint8_t>;
   int rank = 0;        ///< this member's number in the world, from 0
   int size = 1;        ///< the number of members
-  std::string name{};  ///< tells the world from others in the same store, and in messages; the same on all members, never used twice
+  std::string name{};  ///< tells the world from others in the same store, and in messages; the same
+                       ///< on all members, never used twice
   /// Sets a key, which has not been set before.
   std::function<void(const std::string& key, const Value& value)> set{};
-  /// Returns a key's value as soon as somebody has set it; nullopt where nobody has when the time is over.
+  /// Returns a key's value as soon as somebody has set it; nullopt where nobody has when the time
+  /// is over.
   std::function<std::optional<Value>(const std::string& key, std::chrono::milliseconds time)> get{};
   /// Adds to a number, which is 0 at first, and returns the sum, as one step.
   std::function<std::int64_t(const std::string& key, std::int64_t amount)> add{};
 };
 
-/// Returns the Rendezvous over what `store` points to, which has the functions of LibTorch's `c10d::Store` (TCPStore, FileStore, HashStore,
-/// PrefixStore).
+/// Returns the Rendezvous over what `store` points to, which has the functions of LibTorch's
+/// `c10d::Store` (TCPStore, FileStore, HashStore, PrefixStore).
 template <class StorePointer>
 Rendezvous rendezvous_in(StorePointer store, int rank, int size, std::string name) {
   Rendezvous made;
   made.rank = rank;
   made.size = size;
   made.name = std::move(name);
-  made.set = [store](const std::string& key, const Rendezvous::Value& value) { store->set(key, value); };
-  made.get = [store](const std::string& key, std::chrono::milliseconds time) -> std::optional<Rendezvous::Value> {
+  made.set = [store](const std::string& key, const Rendezvous::Value& value) {
+    store->set(key, value);
+  };
+  made.get = [store](const std::string& key,
+                     std::chrono::milliseconds time) -> std::optional<Rendezvous::Value> {
     const auto deadline = std::chrono::steady_clock::now() + time;
-    for (;;) {  // its own wait() says only by an exception, which may be another one, that the time is over
+    // its own wait() says only by an exception, which may be another one, that the time is over
+    for (;;) {
       if (store->check(std::vector<std::string>{key})) return store->get(key);
       if (std::chrono::steady_clock::now() >= deadline) return std::nullopt;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   };
-  made.add = [store](const std::string& key, std::int64_t amount) { return store->add(key, amount); };
+  made.add = [store](const std::string& key, std::int64_t amount) {
+    return store->add(key, amount);
+  };
   return made;
 }
 
-/// A World is a group of ranks with its own memory, coordination thread, failure and end. Copies stand for the same world; with the last
-/// of them it is left. Its functions may be called by any thread. They throw NotInitialized once this member has left it, and in a process
-/// that was forked from a member. Operations of a world are the free functions called for it: as members, by `options.world`, or inside of
-/// a WorldScope. Handles, and persistent operations, stay with the world that they were made in.
+/// A World is a group of ranks with its own memory, coordination thread, failure and end. Copies
+/// stand for the same world; with the last of them it is left. Its functions may be called by any
+/// thread. They throw NotInitialized once this member has left it, and in a process that was forked
+/// from a member. Operations of a world are the free functions called for it: as members, by
+/// `options.world`, or inside of a WorldScope. Handles, and persistent operations, stay with the
+/// world that they were made in.
 class World {
  public:
   /// Makes the value that stands for the global world.
   World() = default;
   /// Makes a world, with `default_config()`; see below.
   explicit World(const Rendezvous& rendezvous) : World(rendezvous, default_config()) {}
-  /// Makes a world. Collective over its members, who bring the same name, size and knobs; nobody else takes part. Members of one host
-  /// share memory, those of several need UCX. Throws InvalidArgument for what this member sees by itself (a rank outside of the size, a
-  /// function that is missing, a number that a member of this name has brought already); Mismatch where sizes or knobs differ;
-  /// BackendError, which names who has not come, after `config.start_timeout`; RankFailed where a member dies meanwhile: on all members
-  /// that have come.
+  /// Makes a world. Collective over its members, who bring the same name, size and knobs; nobody
+  /// else takes part. Members of one host share memory, those of several need UCX. Throws
+  /// InvalidArgument for what this member sees by itself (a rank outside of the size, a function
+  /// that is missing, a number that a member of this name has brought already); Mismatch where
+  /// sizes or knobs differ; BackendError, which names who has not come, after
+  /// `config.start_timeout`; RankFailed where a member dies meanwhile: on all members that have
+  /// come.
   World(const Rendezvous& rendezvous, const Config& config);
 
-  /// Returns the knobs of the environment, without what is the global world's own: timeline, process sets, cores of threads,
-  /// HVD_WIRE=mpi.
+  /// Returns the knobs of the environment, without what is the global world's own: timeline,
+  /// process sets, cores of threads, HVD_WIRE=mpi.
   static Config default_config();
 
   /// Returns this process's number in the world, from 0.
@@ -165,17 +181,20 @@ class World {
   /// Returns counters of this rank since the world was made.
   [[nodiscard]] Stats stats() const;
 
-  /// Leaves the world. Not collective; returns within a second. Where the others leave meanwhile, all have ended in order. What others
-  /// have pending, or begin later, and needs this rank fails there with an error that names it, as does what this rank has pending. Does
-  /// nothing where it was left before. The global world is ended by `shutdown()`: throws InvalidArgument for it.
+  /// Leaves the world. Not collective; returns within a second. Where the others leave meanwhile,
+  /// all have ended in order. What others have pending, or begin later, and needs this rank fails
+  /// there with an error that names it, as does what this rank has pending. Does nothing where it
+  /// was left before. The global world is ended by `shutdown()`: throws InvalidArgument for it.
   void leave();
-  /// Ends the world in order, as `hvd::shutdown()` does for the global one. Collective. Returns whether all ranks did.
+  /// Ends the world in order, as `hvd::shutdown()` does for the global one. Collective. Returns
+  /// whether all ranks did.
   bool shutdown();
 
   /// Ends the world at once, on all its ranks, as `hvd::abort` ends the global one.
   void abort(const std::string& reason) const;
 
-  /// Returns the world that calls of this thread without a world mean: that of the innermost WorldScope, else the global one.
+  /// Returns the world that calls of this thread without a world mean: that of the innermost
+  /// WorldScope, else the global one.
   static World current();
   /// Calls `work` in a WorldScope of this world, and returns what it returns.
   template <class Work>
@@ -190,7 +209,8 @@ class World {
   void barrier() const;
   void barrier(const ProcessSet& process_set) const;
   /// @}
-  /// Does what `hvd::barrier_until` does: waits for all ranks of the world, for `time` at most, and returns those that have not come.
+  /// Does what `hvd::barrier_until` does: waits for all ranks of the world, for `time` at most, and
+  /// returns those that have not come.
   [[nodiscard]] std::vector<int> barrier_until(std::chrono::nanoseconds time) const;
   /// @{
   /// Does what `hvd::join` does, over all ranks of the world, or a set of it.
@@ -198,26 +218,35 @@ class World {
   int join(const ProcessSet& process_set) const;
   /// @}
 
-  // The operations of hvd/hvd.h and <hvd/torch.h>, called for this world: `world.allreduce(tensor, {.op = ReduceOp::Sum})`.
+  // The operations of hvd/hvd.h and <hvd/torch.h>, called for this world: `world.allreduce(tensor,
+  // {.op = ReduceOp::Sum})`.
 /// @cond
-#define HVD_OPERATION_OF_WORLD(operation, kind)                                                                                           \
-  template <class Input>                                                                                                                  \
-  auto operation(Input&& input, const typename OptionsOf<std::decay_t<Input>>::kind& options) const {                                     \
-    return run([&] { return detail::Call_##operation()(std::forward<Input>(input), with_this(options)); });                               \
-  }                                                                                                                                       \
-  template <class Input>                                                                                                                  \
-  auto operation(Input&& input) const {                                                                                                   \
-    return operation(std::forward<Input>(input), typename OptionsOf<std::decay_t<Input>>::kind{});                                        \
-  }                                                                                                                                       \
-  template <class First, class Second>                                                                                                    \
-  requires std::is_same_v<std::decay_t<First>, std::decay_t<Second>>                                                                      \
-  auto operation(First&& first, Second&& second, const typename OptionsOf<std::decay_t<First>>::kind& options) const {                    \
-    return run([&] { return detail::Call_##operation()(std::forward<First>(first), std::forward<Second>(second), with_this(options)); }); \
-  }                                                                                                                                       \
-  template <class First, class Second>                                                                                                    \
-  requires std::is_same_v<std::decay_t<First>, std::decay_t<Second>>                                                                      \
-  auto operation(First&& first, Second&& second) const {                                                                                  \
-    return operation(std::forward<First>(first), std::forward<Second>(second), typename OptionsOf<std::decay_t<First>>::kind{});          \
+#define HVD_OPERATION_OF_WORLD(operation, kind)                                                    \
+  template <class Input>                                                                           \
+  auto operation(Input&& input, const typename OptionsOf<std::decay_t<Input>>::kind& options)      \
+      const {                                                                                      \
+    return run([&] {                                                                               \
+      return detail::Call_##operation()(std::forward<Input>(input), with_this(options));           \
+    });                                                                                            \
+  }                                                                                                \
+  template <class Input>                                                                           \
+  auto operation(Input&& input) const {                                                            \
+    return operation(std::forward<Input>(input), typename OptionsOf<std::decay_t<Input>>::kind{}); \
+  }                                                                                                \
+  template <class First, class Second>                                                             \
+  requires std::is_same_v<std::decay_t<First>, std::decay_t<Second>>                               \
+  auto operation(First&& first, Second&& second,                                                   \
+                 const typename OptionsOf<std::decay_t<First>>::kind& options) const {             \
+    return run([&] {                                                                               \
+      return detail::Call_##operation()(std::forward<First>(first), std::forward<Second>(second),  \
+                                        with_this(options));                                       \
+    });                                                                                            \
+  }                                                                                                \
+  template <class First, class Second>                                                             \
+  requires std::is_same_v<std::decay_t<First>, std::decay_t<Second>>                               \
+  auto operation(First&& first, Second&& second) const {                                           \
+    return operation(std::forward<First>(first), std::forward<Second>(second),                     \
+                     typename OptionsOf<std::decay_t<First>>::kind{});                             \
   }
   HVD_OPERATIONS(HVD_OPERATION_OF_WORLD)
 #undef HVD_OPERATION_OF_WORLD
@@ -237,14 +266,16 @@ class World {
   std::shared_ptr<WorldLife> life_;  // null: the global world
 };
 
-/// A WorldScope has this thread's calls without a world mean `world`, for as long as it lives; scopes end in the reverse order of their
-/// beginnings. One of the value that stands for the global world changes nothing, as an option that is not given does not; `World::run` of
-/// that value, and a scope with `kAlsoGlobal`, have them mean the global world, also inside of a scope of another.
+/// A WorldScope has this thread's calls without a world mean `world`, for as long as it lives;
+/// scopes end in the reverse order of their beginnings. One of the value that stands for the global
+/// world changes nothing, as an option that is not given does not; `World::run` of that value, and
+/// a scope with `kAlsoGlobal`, have them mean the global world, also inside of a scope of another.
 class WorldScope {
  public:
   /// AlsoGlobal is the type of `kAlsoGlobal`.
   struct AlsoGlobal {};
-  static constexpr AlsoGlobal kAlsoGlobal{};  ///< the value that stands for the global world counts as any other
+  static constexpr AlsoGlobal
+      kAlsoGlobal{};  ///< the value that stands for the global world counts as any other
 
   /// Begins the scope; of the value that stands for the global world, begins none.
   explicit WorldScope(const World& world) {

@@ -30,21 +30,26 @@ struct DomainControls {
   std::uint32_t* abort_word = nullptr;       ///< of AbortMark, one for all
 };
 
-/// They lie in the ranks' arenas, for as long as the world; every rank of the domain learns where. Collective.
-DomainControls share_controls(const Topology& topology, const Bootstrap& bootstrap, const DomainMemory& memory, Arena& arena) {
+/// They lie in the ranks' arenas, for as long as the world; every rank of the domain learns where.
+/// Collective.
+DomainControls share_controls(const Topology& topology, const Bootstrap& bootstrap,
+                              const DomainMemory& memory, Arena& arena) {
   constexpr std::size_t kWholePages = std::size_t{64} << 10;  // from here on the arena gives them
   static_assert(gpu::AbortMark::kSharedBytes <= kWholePages);
   auto* mine = new (arena.allocate(sizeof(gpu::SharedControl))) gpu::SharedControl{};
   Writer said;
   said.put(arena.offset(mine));
-  if (topology.domain_index == 0) said.put(arena.offset(new (arena.allocate(kWholePages)) std::uint32_t{0}));
+  if (topology.domain_index == 0)
+    said.put(arena.offset(new (arena.allocate(kWholePages)) std::uint32_t{0}));
   const auto places = bootstrap.allgather(said.take());
   DomainControls controls;
   for (std::size_t i = 0; i < topology.domain_ranks.size(); ++i) {
     Reader reader(places[static_cast<std::size_t>(topology.domain_ranks[i])]);
     std::byte* const begin = memory.arenas[i].data();
-    controls.of_rank.push_back(reinterpret_cast<gpu::SharedControl*>(begin + reader.get<std::uint64_t>()));
-    if (i == 0) controls.abort_word = reinterpret_cast<std::uint32_t*>(begin + reader.get<std::uint64_t>());
+    controls.of_rank.push_back(
+        reinterpret_cast<gpu::SharedControl*>(begin + reader.get<std::uint64_t>()));
+    if (i == 0)
+      controls.abort_word = reinterpret_cast<std::uint32_t*>(begin + reader.get<std::uint64_t>());
   }
   return controls;
 }
@@ -65,16 +70,20 @@ std::optional<gpu::GpuRoute> wanted_way(GpuBackend wanted) {
 /// WorldGpus are what the ranks say of their GPUs.
 struct WorldGpus {
   std::vector<std::string> id_of_rank;
-  bool can_share = true, switches_sum = true, have_kernels = true, have_windows = true;  ///< all of them
+  bool can_share = true, switches_sum = true, have_kernels = true,
+       have_windows = true;  ///< all of them
 };
 
 /// Collective. The first rank whose GPU this build has no kernels for says so.
-WorldGpus find_gpus(const gpu::GpuApi& table, int device, const Topology& topology, const Bootstrap& bootstrap) {
+WorldGpus find_gpus(const gpu::GpuApi& table, int device, const Topology& topology,
+                    const Bootstrap& bootstrap) {
   const auto word = [](bool answer) { return static_cast<std::uint8_t>(answer ? 1 : 0); };
   const std::string lacks = gpu::lack_of_kernels(table, device, gpu::gpu_architectures());
   Writer mine;
   mine.put_string(gpu::gpu_id(table, device)).put(word(gpu::can_share(table, device)));
-  mine.put(word(gpu::has_multicast(table, device))).put(word(lacks.empty())).put(word(gpu::has_windows(table)));
+  mine.put(word(gpu::has_multicast(table, device)))
+      .put(word(lacks.empty()))
+      .put(word(gpu::has_windows(table)));
   WorldGpus gpus;
   for (const auto& said : bootstrap.allgather(mine.take())) {
     Reader reader(said);
@@ -83,16 +92,20 @@ WorldGpus find_gpus(const gpu::GpuApi& table, int device, const Topology& topolo
     gpus.can_share = reader.get<std::uint8_t>() != 0 && gpus.can_share;
     gpus.switches_sum = reader.get<std::uint8_t>() != 0 && gpus.switches_sum;
     const bool has_kernels = reader.get<std::uint8_t>() != 0;
-    if (!has_kernels && gpus.have_kernels && rank == topology.rank) log(LogLevel::Warning, "rank {}: {}", rank, lacks);
+    if (!has_kernels && gpus.have_kernels && rank == topology.rank)
+      log(LogLevel::Warning, "rank {}: {}", rank, lacks);
     gpus.have_kernels = has_kernels && gpus.have_kernels;
     gpus.have_windows = reader.get<std::uint8_t>() != 0 && gpus.have_windows;
   }
   return gpus;
 }
 
-/// Returns the probe of the ranks that have this rank's GPU, who are found by their places in the domain.
-std::shared_ptr<gpu::SharingProbe> make_probe(const gpu::GpuApi& table, int device, const gpu::Placement& placement,
-                                              const EngineParts& parts, const std::vector<gpu::SharedControl*>& controls) {
+/// Returns the probe of the ranks that have this rank's GPU, who are found by their places in the
+/// domain.
+std::shared_ptr<gpu::SharingProbe> make_probe(const gpu::GpuApi& table, int device,
+                                              const gpu::Placement& placement,
+                                              const EngineParts& parts,
+                                              const std::vector<gpu::SharedControl*>& controls) {
   const Topology& topology = parts.topology;
   Board* const board = parts.board.get();
   std::vector<gpu::SharedControl*> sharers;
@@ -100,7 +113,9 @@ std::shared_ptr<gpu::SharingProbe> make_probe(const gpu::GpuApi& table, int devi
   const std::vector<int> ranks = placement.sharers_of(topology.rank);
   std::size_t self = 0;
   for (const int rank : ranks) {
-    const auto index = std::lower_bound(topology.domain_ranks.begin(), topology.domain_ranks.end(), rank) - topology.domain_ranks.begin();
+    const auto index =
+        std::lower_bound(topology.domain_ranks.begin(), topology.domain_ranks.end(), rank) -
+        topology.domain_ranks.begin();
     if (rank == topology.rank) self = sharers.size();
     if (rank != topology.rank) others.push_back(static_cast<int>(index));
     sharers.push_back(controls.at(static_cast<std::size_t>(index)));
@@ -110,50 +125,64 @@ std::shared_ptr<gpu::SharingProbe> make_probe(const gpu::GpuApi& table, int devi
     board->bells().ring_waiters();
   };
   const auto refused = [rank = topology.rank](const std::string& why) {
-    log(LogLevel::Warning, "ranks cannot share a GPU here, as {} (rank {}): their tensors go through the host, which is slower", why, rank);
+    log(LogLevel::Warning,
+        "ranks cannot share a GPU here, as {} (rank {}): their tensors go through the host, which "
+        "is slower",
+        why, rank);
   };
   gpu::SharingPatience patience;
   if (!parts.config.stall_check_disable) patience.limit = parts.config.stall_check_time;
-  patience.tell = [ranks, waited = parts.config.stall_check_time](const std::vector<std::size_t>& missing) {
-    std::vector<int> late;
-    for (const std::size_t index : missing) late.push_back(ranks.at(index));
-    log(LogLevel::Warning,
-        "for {} s it has been waited, before the first GPU tensor, for {} to answer whether GPUs can be shared: do they do anything?",
-        waited.count(), rank_list(late));
-  };
+  patience.tell =
+      [ranks, waited = parts.config.stall_check_time](const std::vector<std::size_t>& missing) {
+        std::vector<int> late;
+        for (const std::size_t index : missing) late.push_back(ranks.at(index));
+        log(LogLevel::Warning,
+            "for {} s it has been waited, before the first GPU tensor, for {} to answer whether "
+            "GPUs can be shared: do they do anything?",
+            waited.count(), rank_list(late));
+      };
   return std::make_shared<gpu::SharingProbe>(
-      table, device, std::move(sharers), self, ring, [board] { return board->failed(); }, refused, std::move(patience));
+      table, device, std::move(sharers), self, ring, [board] { return board->failed(); }, refused,
+      std::move(patience));
 }
 
 /// Behind those for host tensors, which `made` has already.
 gpu::Registration registration_in(const Config& config) {
   if (config.nccl_registration == NcclRegistration::None) return gpu::Registration::None;
-  return config.nccl_registration == NcclRegistration::Window ? gpu::Registration::Window : gpu::Registration::Buffer;
+  return config.nccl_registration == NcclRegistration::Window ? gpu::Registration::Window
+                                                              : gpu::Registration::Buffer;
 }
 
 /// Says once that windows are asked for and cannot be had.
 void warn_of_windows(const EngineParts& parts, const WorldGpus& gpus) {
-  if (parts.config.nccl_registration != NcclRegistration::Window || gpus.have_windows || parts.topology.rank != 0) return;
+  if (parts.config.nccl_registration != NcclRegistration::Window || gpus.have_windows ||
+      parts.topology.rank != 0)
+    return;
   log(LogLevel::Warning,
-      "HVD_NCCL_REGISTRATION=window needs NCCL 2.29.7 or later on all ranks: before, NCCL's kernels over windows do not end after a "
-      "failure; buffers are registered instead");
+      "HVD_NCCL_REGISTRATION=window needs NCCL 2.29.7 or later on all ranks: before, NCCL's "
+      "kernels over windows do not end after a failure; buffers are registered instead");
 }
 
-void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap,
-                      const DomainMemory& memory, const std::shared_ptr<Arena>& arena) {
+void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EngineParts& parts,
+                      const std::shared_ptr<Bootstrap>& bootstrap, const DomainMemory& memory,
+                      const std::shared_ptr<Arena>& arena) {
   const Topology& topology = parts.topology;
   const int device = made.device = gpu::device_of(table, topology.local_rank);
   if (topology.size > 1)
-    if (const std::string remark = gpu::make_current(table, device, topology.rank); !remark.empty()) log(LogLevel::Warning, "{}", remark);
+    if (const std::string remark = gpu::make_current(table, device, topology.rank); !remark.empty())
+      log(LogLevel::Warning, "{}", remark);
   const WorldGpus gpus = find_gpus(table, device, topology, *bootstrap);
   std::vector<int> hosts;
   for (int rank = 0; rank < topology.size; ++rank) hosts.push_back(topology.host_of(rank));
-  const auto placement =
-      std::make_shared<gpu::Placement>(hosts, topology.domain_of_rank, gpus.id_of_rank, gpu::nccl_built(),
-                                       gpus.have_kernels ? wanted_way(parts.config.gpu_backend) : gpu::GpuRoute::Staged, gpus.can_share);
+  const auto placement = std::make_shared<gpu::Placement>(
+      hosts, topology.domain_of_rank, gpus.id_of_rank, gpu::nccl_built(),
+      gpus.have_kernels ? wanted_way(parts.config.gpu_backend) : gpu::GpuRoute::Staged,
+      gpus.can_share);
   made.devices += ", " + placement->describe();
   const auto takes = [placement](gpu::GpuRoute way) {
-    return [=](const ProcessSetInfo& set) { return placement->route_of_set(set.id, set.ranks) == way; };
+    return [=](const ProcessSetInfo& set) {
+      return placement->route_of_set(set.id, set.ranks) == way;
+    };
   };
   Board* const board = parts.board.get();  // the engine owns it and the backends, the board longer
   const auto interrupted = [board] { return board->failed(); };
@@ -165,51 +194,65 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
   gpu::NcclOptions options;
   options.abort_word = controls.abort_word;
   options.fusion_threshold_bytes = parts.config.fusion_threshold_bytes;
-  options.patience.interrupted = gpu::world_has_failed({interrupted, [board] { return board->end_if_one_died(); }});
+  options.patience.interrupted =
+      gpu::world_has_failed({interrupted, [board] { return board->end_if_one_died(); }});
   options.registration = gpu::registration_of(registration_in(parts.config), gpus.have_windows);
   warn_of_windows(parts, gpus);
   options.sums_only = gpus.switches_sum;
   options.streams = parts.config.num_nccl_streams;
   options.takes = takes(gpu::GpuRoute::Nccl);
-  if (log_enabled(LogLevel::Info)) options.remark = [](const std::string& text) { log_line(LogLevel::Info, text); };
+  if (log_enabled(LogLevel::Info))
+    options.remark = [](const std::string& text) { log_line(LogLevel::Info, text); };
   if (parts.config.hierarchical_allreduce) options.host_of_rank = hosts;
-  // With MPI, NCCL's ids travel through it, whatever the wire. Ranks of one host work with what MPI there is, as they always have.
+  // With MPI, NCCL's ids travel through it, whatever the wire. Ranks of one host work with what MPI
+  // there is, as they always have.
   const bool sends_ids = topology.domains > 1 && bootstrap->mpi() != nullptr;
   const auto require_threads = [bootstrap, sends_ids] {
     if (sends_ids) bootstrap->mpi()->require_threads("GPU tensors that NCCL carries between hosts");
   };
-  if (placement->route_of_set(parts.process_sets.front().id, parts.process_sets.front().ranks) == gpu::GpuRoute::Nccl) require_threads();
-  auto exchange = [bootstrap, require_threads, failed = options.patience.interrupted, limit = options.patience.limit](
-                      const ProcessSetInfo& set, const Bytes& mine) {
+  if (placement->route_of_set(parts.process_sets.front().id, parts.process_sets.front().ranks) ==
+      gpu::GpuRoute::Nccl)
+    require_threads();
+  auto exchange = [bootstrap, require_threads, failed = options.patience.interrupted,
+                   limit = options.patience.limit](const ProcessSetInfo& set, const Bytes& mine) {
     require_threads();  // a smaller set may have a GPU for each rank where the whole world has not
     const auto deadline = std::chrono::steady_clock::now() + limit;
     const auto give_up = [&] { return failed() || std::chrono::steady_clock::now() > deadline; };
     return bootstrap->give_from_first(set.ranks, mine, set.id, give_up);
   };
-  made.all.push_back(std::make_unique<gpu::NcclBackend>(table, device, std::move(exchange), options));
+  made.all.push_back(
+      std::make_unique<gpu::NcclBackend>(table, device, std::move(exchange), options));
 
   gpu::SharedGpuOptions shared;
   shared.probe = make_probe(table, device, *placement, parts, controls.of_rank);
-  shared.takes = [placed = takes(gpu::GpuRoute::SharedGpu), probe = shared.probe](const ProcessSetInfo& set) {
-    return placed(set) && (set.rank < 0 || probe->possible());  // of others' sets nothing depends on it
+  shared.takes = [placed = takes(gpu::GpuRoute::SharedGpu),
+                  probe = shared.probe](const ProcessSetInfo& set) {
+    // of others' sets nothing depends on it
+    return placed(set) && (set.rank < 0 || probe->possible());
   };
-  made.all.push_back(std::make_unique<gpu::SharedGpuBackend>(table, device, *parts.board, topology, std::move(controls.of_rank), shared));
+  made.all.push_back(std::make_unique<gpu::SharedGpuBackend>(table, device, *parts.board, topology,
+                                                             std::move(controls.of_rank), shared));
 
-  made.all.push_back(std::make_unique<gpu::StagedBackend>(table, topology.rank, device, std::move(host), arena, topology.domain_index,
-                                                          interrupted, memory.owner));
+  made.all.push_back(
+      std::make_unique<gpu::StagedBackend>(table, topology.rank, device, std::move(host), arena,
+                                           topology.domain_index, interrupted, memory.owner));
 }
 
 }  // namespace
 
-Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap, const MakePointToPoint& make_wire,
-                       const DomainMemory& memory, const std::shared_ptr<Arena>& arena) {
+Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap,
+                       const MakePointToPoint& make_wire, const DomainMemory& memory,
+                       const std::shared_ptr<Arena>& arena) {
   const Topology& topology = parts.topology;
   Backends made{.devices = gpu::gpu_libraries()};
-  made.all.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
+  made.all.push_back(
+      std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
   if (topology.domains > 1) {
-    made.all.push_back(std::make_unique<P2pBackend>(make_wire(), topology, memory, arena, *parts.board, parts.stats));
+    made.all.push_back(std::make_unique<P2pBackend>(make_wire(), topology, memory, arena,
+                                                    *parts.board, parts.stats));
   }
-  if (const auto* table = gpu::linked_gpu_api()) add_gpu_backends(made, *table, parts, bootstrap, memory, arena);
+  if (const auto* table = gpu::linked_gpu_api())
+    add_gpu_backends(made, *table, parts, bootstrap, memory, arena);
   return made;
 }
 

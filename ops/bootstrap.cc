@@ -32,11 +32,13 @@ Bytes marked(Mark mark, const Bytes& bytes) {
 Bootstrap::Bootstrap(std::chrono::milliseconds patience) {
   const Launch launch = read_launch();
   const bool is_started = is_mpi_started();
-  if (launch.way == Launch::Way::Alone && (!is_started || launch.is_forced)) return;  // a world of one needs nobody
+  // a world of one needs nobody
+  if (launch.way == Launch::Way::Alone && (!is_started || launch.is_forced)) return;
   const bool can_start = is_started || launch.can_start_mpi;
   if (!can_start && !launch.store) throw BackendError(no_process_manager(launch));
   if (can_start && (launch.way != Launch::Way::Store || (is_started && !launch.is_forced))) {
-    // Where MPI, which the program has started, knows nothing of the others, or is not to be had, they meet without it.
+    // Where MPI, which the program has started, knows nothing of the others, or is not to be had,
+    // they meet without it.
     if (meet_through_mpi(launch, is_started)) return;
   }
   meeting_ = meet_in_store(launch, patience);
@@ -45,12 +47,14 @@ Bootstrap::Bootstrap(std::chrono::milliseconds patience) {
 bool Bootstrap::meet_through_mpi(const Launch& launch, bool is_started) {
   if (const std::string problem = open_mpi(); !problem.empty()) {
     if (launch.store) return false;
-    if (!is_started && launch.hints.size == 1 && !launch.is_forced) return true;  // a world of one needs nobody
+    // a world of one needs nobody
+    if (!is_started && launch.hints.size == 1 && !launch.is_forced) return true;
     throw BackendError(no_mpi(launch, problem));
   }
   auto mpi = MpiMeeting::start(launch.hints.rank.value_or(0));
   const int size = mpi->size();
-  const bool is_right = launch.hints.size ? *launch.hints.size == size : size > 1 || launch.may_be_alone;
+  const bool is_right =
+      launch.hints.size ? *launch.hints.size == size : size > 1 || launch.may_be_alone;
   if (!is_right && !launch.store) throw BackendError(wrong_world(launch, size, mpi_library()));
   if (!is_right) return false;
   mpi_ = mpi.get();
@@ -81,15 +85,18 @@ std::vector<Bytes> Bootstrap::allgather(const Bytes& mine) const {
 void Bootstrap::fail(const Status& status) const noexcept {
   if (!meeting_ || knows_failure_ || !is_whole()) return;
   try {
-    static_cast<void>(meeting_->allgather(marked(Mark::Failed, Writer().put(status.code()).put_string(status.text()).take())));
+    static_cast<void>(meeting_->allgather(
+        marked(Mark::Failed, Writer().put(status.code()).put_string(status.text()).take())));
   } catch (...) {
-    log(LogLevel::Warning, "the other ranks could not be told that hvd::init() failed: {}", status_of_current_exception().text());
+    log(LogLevel::Warning, "the other ranks could not be told that hvd::init() failed: {}",
+        status_of_current_exception().text());
   }
 }
 
 bool Bootstrap::is_whole() const { return !meeting_ || meeting_->broken().empty(); }
 
-void Bootstrap::require_equal(const std::vector<std::pair<std::string, std::string>>& settings) const {
+void Bootstrap::require_equal(
+    const std::vector<std::pair<std::string, std::string>>& settings) const {
   Writer writer;
   for (const auto& [name, value] : settings) writer.put_string(value);
   const auto all = allgather(writer.take());
@@ -100,10 +107,15 @@ void Bootstrap::require_equal(const std::vector<std::pair<std::string, std::stri
   for (const auto& [name, value] : settings) {
     std::vector<std::string> said;
     for (auto& reader : readers) said.push_back(reader.get_string());
-    if (std::all_of(said.begin(), said.end(), [&](const auto& text) { return text == said.front(); })) continue;
-    differences += formatted("{}{} ({})", differences.empty() ? "" : ", ", name, grouped_by_rank(ranks, said));
+    if (std::all_of(said.begin(), said.end(),
+                    [&](const auto& text) { return text == said.front(); }))
+      continue;
+    differences +=
+        formatted("{}{} ({})", differences.empty() ? "" : ", ", name, grouped_by_rank(ranks, said));
   }
-  if (!differences.empty()) throw Mismatch(formatted("hvd::init(): the configuration must be equal on all ranks: {}", differences));
+  if (!differences.empty())
+    throw Mismatch(
+        formatted("hvd::init(): the configuration must be equal on all ranks: {}", differences));
 }
 
 Topology Bootstrap::find_hosts() const {
@@ -131,13 +143,16 @@ Topology Bootstrap::find_hosts() const {
   topology.domains = topology.cross_size = next;
   topology.domain = topology.cross_rank = numbers.at(first);
   const auto place = std::find(topology.domain_ranks.begin(), topology.domain_ranks.end(), rank());
-  topology.domain_index = topology.local_rank = static_cast<int>(place - topology.domain_ranks.begin());
+  topology.domain_index = topology.local_rank =
+      static_cast<int>(place - topology.domain_ranks.begin());
   topology.local_size = static_cast<int>(topology.domain_ranks.size());
-  topology.homogeneous = std::all_of(sizes.begin(), sizes.end(), [&](int n) { return n == sizes.front(); });
+  topology.homogeneous =
+      std::all_of(sizes.begin(), sizes.end(), [&](int n) { return n == sizes.front(); });
   return topology;
 }
 
-Bytes Bootstrap::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) const {
+Bytes Bootstrap::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
+                                 const std::function<bool()>& give_up) const {
   return meeting_ ? meeting_->give_from_first(ranks, mine, tag, give_up) : mine;
 }
 

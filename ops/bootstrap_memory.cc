@@ -18,7 +18,8 @@ namespace {
 
 std::uint32_t round_slots(std::uint32_t capacity) { return std::max<std::uint32_t>(capacity, 16); }
 
-DomainMemory assemble(std::unique_ptr<Mapping> board, std::vector<std::unique_ptr<Mapping>> arenas, std::vector<pid_t> processes) {
+DomainMemory assemble(std::unique_ptr<Mapping> board, std::vector<std::unique_ptr<Mapping>> arenas,
+                      std::vector<pid_t> processes) {
   auto owner = std::make_shared<std::vector<std::unique_ptr<Mapping>>>();
   DomainMemory memory;
   memory.processes = std::move(processes);
@@ -37,16 +38,19 @@ DomainMemory private_memory(const Config& config) {
   const std::size_t bytes = Board::bytes_needed(1, slots);
   auto board = std::make_unique<Mapping>(make_shared_file("hvd-board", bytes), bytes);
   std::vector<std::unique_ptr<Mapping>> arenas;
-  arenas.push_back(std::make_unique<Mapping>(make_shared_file("hvd-arena", config.arena_bytes), config.arena_bytes));
+  arenas.push_back(std::make_unique<Mapping>(make_shared_file("hvd-arena", config.arena_bytes),
+                                             config.arena_bytes));
   Board::format(board->bytes(), 1, slots);
   return assemble(std::move(board), std::move(arenas), {::getpid()});
 }
 
-/// Returns why this host's ranks cannot share memory, as far as this one knows. What it has made for others to map, `board_file` and
-/// `arena_file`, must be open until all have.
-std::string try_to_share(const Bootstrap& bootstrap, const Config& config, const Topology& topology, DomainMemory& memory,
-                         FileDescriptor& board_file, FileDescriptor& arena_file) {
-  // Every step is taken by all ranks of the host whatever happens on one, so that none waits for a call that another skips.
+/// Returns why this host's ranks cannot share memory, as far as this one knows. What it has made
+/// for others to map, `board_file` and `arena_file`, must be open until all have.
+std::string try_to_share(const Bootstrap& bootstrap, const Config& config, const Topology& topology,
+                         DomainMemory& memory, FileDescriptor& board_file,
+                         FileDescriptor& arena_file) {
+  // Every step is taken by all ranks of the host whatever happens on one, so that none waits for a
+  // call that another skips.
   std::string problem;
   const auto attempt = [&](const auto& step) {
     try {
@@ -87,7 +91,8 @@ std::string try_to_share(const Bootstrap& bootstrap, const Config& config, const
 
 }  // namespace
 
-std::string Bootstrap::share_memory(const Config& config, Topology& topology, DomainMemory& memory) const {
+std::string Bootstrap::share_memory(const Config& config, Topology& topology,
+                                    DomainMemory& memory) const {
   std::string problem;
   FileDescriptor board_file, arena_file;
   if (config.shared_memory == SharedMemory::Off) {
@@ -109,7 +114,8 @@ std::string Bootstrap::share_memory(const Config& config, Topology& topology, Do
   }
   if (why.empty()) return {};
 
-  // Number the domains anew: a host that shares is one, a rank of another is one by itself. A domain's number follows its first rank.
+  // Number the domains anew: a host that shares is one, a rank of another is one by itself. A
+  // domain's number follows its first rank.
   const std::vector<int> hosts = topology.domain_of_rank;
   const bool alone = refuses[static_cast<std::size_t>(topology.cross_rank)];
   std::map<int, int> number_of_host;
@@ -130,20 +136,24 @@ std::string Bootstrap::share_memory(const Config& config, Topology& topology, Do
   return why;
 }
 
-std::string Bootstrap::find_direct_copies(const Config& config, const Topology& topology, DomainMemory& memory) const {
+std::string Bootstrap::find_direct_copies(const Config& config, const Topology& topology,
+                                          DomainMemory& memory) const {
   const bool wanted = config.direct_copies != DirectCopies::Off;
   memory.direct_copies = wanted;
   memory.slow_copies = config.direct_copies == DirectCopies::Relayed;
   if (is_alone()) return {};
-  const auto word = std::make_unique<std::uint64_t>(static_cast<std::uint64_t>(::getpid()) << 32 ^ static_cast<std::uint64_t>(rank()));
-  const auto places = allgather(Writer().put(reinterpret_cast<std::uint64_t>(word.get())).put(*word).take());
+  const auto word = std::make_unique<std::uint64_t>(static_cast<std::uint64_t>(::getpid()) << 32 ^
+                                                    static_cast<std::uint64_t>(rank()));
+  const auto places =
+      allgather(Writer().put(reinterpret_cast<std::uint64_t>(word.get())).put(*word).take());
   std::string mine = wanted ? "" : "HVD_DIRECT_COPIES=off";
   for (std::size_t i = 0; i < topology.domain_ranks.size() && mine.empty(); ++i) {
     Reader place(places[static_cast<std::size_t>(topology.domain_ranks[i])]);
     const auto address = place.get<std::uint64_t>();
     const auto expected = place.get<std::uint64_t>();
     if (topology.domain_ranks[i] != rank())
-      mine = why_unreadable(memory.processes.at(i), reinterpret_cast<const std::uint64_t*>(address), expected);
+      mine = why_unreadable(memory.processes.at(i), reinterpret_cast<const std::uint64_t*>(address),
+                            expected);
   }
   const auto all = allgather(Writer().put_string(mine).take());
   for (const int other : topology.domain_ranks) {
@@ -152,7 +162,8 @@ std::string Bootstrap::find_direct_copies(const Config& config, const Topology& 
     memory.direct_copies = false;
     return topology.domain_ranks.size() > 1 ? said : std::string();
   }
-  if (config.direct_copies == DirectCopies::Auto && topology.domain_ranks.size() > 1) memory.slow_copies = is_slow_to_read();
+  if (config.direct_copies == DirectCopies::Auto && topology.domain_ranks.size() > 1)
+    memory.slow_copies = is_slow_to_read();
   return {};
 }
 

@@ -31,16 +31,21 @@ bool was_refused = false;
 
 bool may_end_here(const void* process) {
   if (is_forked_from_rank() || *static_cast<const pid_t*>(process) != ::getpid()) return false;
-  return !is_inside_library();  // else a signal handler has interrupted it: locks are taken, and the others will see that this rank died
+  // else a signal handler has interrupted it: locks are taken, and the others will see that this
+  // rank died
+  return !is_inside_library();
 }
 
-/// A process that returns from main() without shutdown() does here what shutdown() does, and so waits until the others end too: rank 0 may
-/// have a checkpoint to write. One that ends with another status than 0 waits for nobody, as one that ends by an exception does not come
-/// here. MPI is finalized only where all have ended in order: it waits for all, and a rank that failed must not look as if it had not. A
-/// program that can do without a world has not failed: MPI, which `init()` has started, must not say that it has.
+/// A process that returns from main() without shutdown() does here what shutdown() does, and so
+/// waits until the others end too: rank 0 may have a checkpoint to write. One that ends with
+/// another status than 0 waits for nobody, as one that ends by an exception does not come here. MPI
+/// is finalized only where all have ended in order: it waits for all, and a rank that failed must
+/// not look as if it had not. A program that can do without a world has not failed: MPI, which
+/// `init()` has started, must not say that it has.
 void at_exit(int status, void* process) {
   if (!may_end_here(process)) return;
-  WorldLife::leave_all();  // first: who waits for this process in one of them comes to no end of the global one
+  // first: who waits for this process in one of them comes to no end of the global one
+  WorldLife::leave_all();
   const bool well = (status & 0xff) == 0;
   if (well) {
     leave_world();
@@ -50,7 +55,8 @@ void at_exit(int status, void* process) {
   if (ended_in_order || (well && was_refused)) finalize_mpi();
 }
 
-/// After the first `init()` that has made a world, and after the first that has not: what the program registers in between ends first.
+/// After the first `init()` that has made a world, and after the first that has not: what the
+/// program registers in between ends first.
 void watch_exit(bool has_world) {
   static pid_t process = ::getpid();
   static bool is_watched[2] = {};
@@ -67,7 +73,9 @@ void init(const Config& config) {
   const std::lock_guard lock(one_at_a_time);
   await_end_of_world();
   if (has_world()) return;
-  print_whole_lines();  // it has been done before main(): that this names it brings its file into a program that is linked statically
+  // it has been done before main(): that this names it brings its file into a program that is
+  // linked statically
+  print_whole_lines();
   set_log(config.log_level, launcher_hints().rank.value_or(-1));
 
   // Lives as long as the process: a communicator must not be freed when nobody else does.
@@ -108,10 +116,12 @@ void init(const Config& config) {
   if (ranks.rank() != 0) return;
   log_plain(formatted("hvd: {}\n", description));
   for (const auto& remark : remarks(config)) log(LogLevel::Warning, "{}", remark);
-  if (topology.domains > 1 && config.wire != Wire::Ucx && ranks.mpi() != nullptr && ranks.mpi()->is_serialized())
+  if (topology.domains > 1 && config.wire != Wire::Ucx && ranks.mpi() != nullptr &&
+      ranks.mpi()->is_serialized())
     log(LogLevel::Warning,
-        "MPI was started with MPI_THREAD_SERIALIZED: the program must not call MPI itself between hvd::init() and hvd::shutdown(), because "
-        "hvd does so in threads of its own; MPI_THREAD_MULTIPLE lets both");
+        "MPI was started with MPI_THREAD_SERIALIZED: the program must not call MPI itself between "
+        "hvd::init() and hvd::shutdown(), because hvd does so in threads of its own; "
+        "MPI_THREAD_MULTIPLE lets both");
 }
 
 }  // namespace hvd

@@ -34,7 +34,9 @@ std::vector<ProcessSetInfo> make_process_sets(const Config& config, int rank, in
     const std::set<int> ordered(listed.begin(), listed.end());
     std::vector<int> ranks(ordered.begin(), ordered.end());
     if (ranks.empty() || ranks.size() != listed.size() || ranks.front() < 0 || ranks.back() >= size)
-      throw InvalidArgument(formatted("Config::process_sets: [{}] must be distinct ranks from 0 to {}", rank_list(listed), size - 1));
+      throw InvalidArgument(
+          formatted("Config::process_sets: [{}] must be distinct ranks from 0 to {}",
+                    rank_list(listed), size - 1));
     const auto place = std::find(ranks.begin(), ranks.end(), rank);
     const int own = place == ranks.end() ? -1 : static_cast<int>(place - ranks.begin());
     sets.push_back({static_cast<int>(sets.size()), std::move(ranks), own});
@@ -45,7 +47,8 @@ std::vector<ProcessSetInfo> make_process_sets(const Config& config, int rank, in
 std::vector<int> leaders_of(const Topology& topology) {
   std::vector<int> leaders(static_cast<std::size_t>(topology.domains), -1);
   for (int rank = topology.size - 1; rank >= 0; --rank)
-    leaders[static_cast<std::size_t>(topology.domain_of_rank[static_cast<std::size_t>(rank)])] = rank;
+    leaders[static_cast<std::size_t>(topology.domain_of_rank[static_cast<std::size_t>(rank)])] =
+        rank;
   return leaders;
 }
 
@@ -57,17 +60,22 @@ void refuse_together(const Bootstrap& ranks, const std::string& problem) {
       throw InvalidArgument(formatted("{} (rank {})", said, rank));
 }
 
-std::string describe(const Topology& topology, const Bootstrap& bootstrap, const std::string& wire, const std::string& why_not_shared,
-                     const std::string& copies, const std::string& devices) {
-  const auto plural = [](int n, const char* noun) { return formatted("{} {}{}", n, noun, n == 1 ? "" : "s"); };
-  std::string path = topology.size == 1                        ? "alone"
-                     : topology.domains == 1                   ? "shared memory"
-                     : topology.domains == topology.cross_size ? formatted("shared memory within hosts, {} between them", wire)
-                                                               : wire;
+std::string describe(const Topology& topology, const Bootstrap& bootstrap, const std::string& wire,
+                     const std::string& why_not_shared, const std::string& copies,
+                     const std::string& devices) {
+  const auto plural = [](int n, const char* noun) {
+    return formatted("{} {}{}", n, noun, n == 1 ? "" : "s");
+  };
+  std::string path = topology.size == 1      ? "alone"
+                     : topology.domains == 1 ? "shared memory"
+                     : topology.domains == topology.cross_size
+                         ? formatted("shared memory within hosts, {} between them", wire)
+                         : wire;
   if (!copies.empty()) path += formatted(" ({})", copies);
   if (!why_not_shared.empty()) path += formatted(" (no shared memory: {})", why_not_shared);
-  return formatted("{} on {}; host tensors: {}, {} kernels; GPU tensors: {}; MPI: {}", plural(topology.size, "rank"),
-                   plural(topology.cross_size, "host"), path, kernels::name_of(kernels::best_isa()), devices,
+  return formatted("{} on {}; host tensors: {}, {} kernels; GPU tensors: {}; MPI: {}",
+                   plural(topology.size, "rank"), plural(topology.cross_size, "host"), path,
+                   kernels::name_of(kernels::best_isa()), devices,
                    bootstrap.mpi() == nullptr             ? "not used"
                    : bootstrap.mpi()->threads_supported() ? "with threads"
                                                           : "without threads");
@@ -80,7 +88,8 @@ struct Beginning {
 };
 
 /// Collective. A wire may start threads of its own.
-ChosenWire open_wire(const Config& config, const Bootstrap& ranks, const Topology& topology, const std::string& why_not_shared) {
+ChosenWire open_wire(const Config& config, const Bootstrap& ranks, const Topology& topology,
+                     const std::string& why_not_shared) {
   const SignalsKeptOff to_its_threads;
   return choose_wire(config, ranks, topology, why_not_shared);
 }
@@ -92,7 +101,8 @@ std::shared_ptr<Engine> make_engine(EngineParts parts, const Bootstrap& ranks) {
     beginning->born.set_value();
     return beginning->may_begin.get_future().get();
   };
-  // A child that was forked has none of its threads and connections: there it must not be taken apart.
+  // A child that was forked has none of its threads and connections: there it must not be taken
+  // apart.
   const auto take_apart = [made = MadeHere()](const Engine* engine) {
     if (made.still_here()) delete engine;
   };
@@ -100,7 +110,9 @@ std::shared_ptr<Engine> make_engine(EngineParts parts, const Bootstrap& ranks) {
   try {
     engine = {new Engine(std::move(parts)), take_apart};
   } catch (const std::system_error& error) {
-    throw BackendError(formatted("the coordination thread cannot be started: {}; 'ulimit -u' limits the threads of a user", error.what()));
+    throw BackendError(formatted(
+        "the coordination thread cannot be started: {}; 'ulimit -u' limits the threads of a user",
+        error.what()));
   }
   try {
     beginning->born.get_future().wait();
@@ -114,9 +126,11 @@ std::shared_ptr<Engine> make_engine(EngineParts parts, const Bootstrap& ranks) {
 }
 
 /// The memory that the ranks of this host share, for those who work in it.
-void offer_shared_memory(RunningWorld& world, const DomainMemory& memory, const std::shared_ptr<Arena>& arena, const Topology& topology) {
+void offer_shared_memory(RunningWorld& world, const DomainMemory& memory,
+                         const std::shared_ptr<Arena>& arena, const Topology& topology) {
   if (topology.domain_ranks.size() == 1 && topology.size > 1) return;
-  world.allocate_shared = [arena, owner = memory.owner](std::size_t bytes) -> std::shared_ptr<void> {
+  world.allocate_shared = [arena,
+                           owner = memory.owner](std::size_t bytes) -> std::shared_ptr<void> {
     std::byte* const block = arena->try_allocate(bytes);
     if (block == nullptr) return nullptr;
     return {block, [arena, owner, made = MadeHere()](void* taken) {
@@ -124,26 +138,32 @@ void offer_shared_memory(RunningWorld& world, const DomainMemory& memory, const 
               if (made.still_here()) arena->free(taken);
             }};
   };
-  // Between hosts a network may have been told of the pages, by any rank that sends from them: a page that is another one would go unseen.
+  // Between hosts a network may have been told of the pages, by any rank that sends from them: a
+  // page that is another one would go unseen.
   if (topology.domains == 1)
     world.trim_shared = [arena, made = MadeHere()] {
       if (made.still_here()) arena->trim();
     };
   world.shared_place = [arena](const void* block) { return arena->offset(block); };
-  world.shared_at = [memory, ranks = topology.domain_ranks](int rank, std::uint64_t place) -> std::shared_ptr<void> {
+  world.shared_at = [memory, ranks = topology.domain_ranks](
+                        int rank, std::uint64_t place) -> std::shared_ptr<void> {
     const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
     if (found == ranks.end() || *found != rank) return nullptr;
-    return {memory.owner, memory.arenas[static_cast<std::size_t>(found - ranks.begin())].data() + place};
+    return {memory.owner,
+            memory.arenas[static_cast<std::size_t>(found - ranks.begin())].data() + place};
   };
 }
 
-/// Makes the transport from this rank to the leaders of domains; null in a world of one domain. Collective.
+/// Makes the transport from this rank to the leaders of domains; null in a world of one domain.
+/// Collective.
 std::unique_ptr<P2pTransport> make_transport(const ChosenWire& wire, const Topology& topology) {
   if (topology.domains == 1) return nullptr;
-  return std::make_unique<P2pTransport>(wire.make(), leaders_of(topology), topology.domain_of_rank, topology.domain);
+  return std::make_unique<P2pTransport>(wire.make(), leaders_of(topology), topology.domain_of_rank,
+                                        topology.domain);
 }
 
-/// Makes the transport between all ranks, for send and recv; null in a world of one domain. Collective.
+/// Makes the transport between all ranks, for send and recv; null in a world of one domain.
+/// Collective.
 std::unique_ptr<Transport> make_peers(const ChosenWire& wire, const Topology& topology) {
   if (topology.domains == 1) return nullptr;
   std::vector<int> ranks(static_cast<std::size_t>(topology.size));
@@ -152,34 +172,40 @@ std::unique_ptr<Transport> make_peers(const ChosenWire& wire, const Topology& to
 }
 
 /// Null where results are not to be recycled. Those in the arena leave most of it to gradients.
-std::shared_ptr<ResultPool> make_results(const Config& config, const Topology& topology, const std::shared_ptr<Arena>& arena,
+std::shared_ptr<ResultPool> make_results(const Config& config, const Topology& topology,
+                                         const std::shared_ptr<Arena>& arena,
                                          const DomainMemory& memory) {
   if (config.result_pool_bytes == 0) return nullptr;
   if (topology.domain_ranks.size() == 1)
-    return std::make_shared<ResultPool>(private_results(),
-                                        ResultPool::Limits{config.result_pool_bytes, std::numeric_limits<std::size_t>::max()});
-  return std::make_shared<ResultPool>(arena_results(arena, memory.owner),
-                                      ResultPool::Limits{config.result_pool_bytes, config.arena_bytes / 4});
+    return std::make_shared<ResultPool>(
+        private_results(),
+        ResultPool::Limits{config.result_pool_bytes, std::numeric_limits<std::size_t>::max()});
+  return std::make_shared<ResultPool>(
+      arena_results(arena, memory.owner),
+      ResultPool::Limits{config.result_pool_bytes, config.arena_bytes / 4});
 }
 
 }  // namespace
 
-RunningWorld make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstrap, const std::string& name,
-                        const WhenEnded& ended) {
+RunningWorld make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstrap,
+                        const std::string& name, const WhenEnded& ended) {
   const Bootstrap& ranks = *bootstrap;
   ranks.require_equal(shared_part(config));
   EngineParts parts;
   parts.config = config;
   parts.world = name;
   parts.topology = ranks.find_hosts();
-  refuse_together(ranks, affinity_problem(config.thread_affinity, parts.topology.local_rank, parts.topology.local_size));
+  refuse_together(ranks, affinity_problem(config.thread_affinity, parts.topology.local_rank,
+                                          parts.topology.local_size));
   if (!config.timeline.empty()) {
     try {
-      parts.timeline->start(config.timeline, {.mark_cycles = config.timeline_mark_cycles}, config.timeline_max_bytes, parts.topology,
+      parts.timeline->start(config.timeline, {.mark_cycles = config.timeline_mark_cycles},
+                            config.timeline_max_bytes, parts.topology,
                             [&ranks](const Bytes& mine) { return ranks.allgather(mine); });
     } catch (const InvalidArgument& error) {
       throw InvalidArgument(
-          formatted("HVD_TIMELINE: '{}' is not allowed; it must be a file that can be written: {}", config.timeline, error.what()));
+          formatted("HVD_TIMELINE: '{}' is not allowed; it must be a file that can be written: {}",
+                    config.timeline, error.what()));
     }
   }
   parts.process_sets = make_process_sets(config, ranks.rank(), ranks.size());
@@ -187,7 +213,9 @@ RunningWorld make_world(const Config& config, const std::shared_ptr<Bootstrap>& 
   const std::string why_not_shared = ranks.share_memory(config, parts.topology, memory);
   const Topology topology = parts.topology;
   const std::string why_not_direct = ranks.find_direct_copies(config, topology, memory);
-  const std::string copies = !why_not_direct.empty() ? "no direct copies: " + why_not_direct : memory.slow_copies ? "copies relayed" : "";
+  const std::string copies = !why_not_direct.empty() ? "no direct copies: " + why_not_direct
+                             : memory.slow_copies    ? "copies relayed"
+                                                     : "";
   parts.memory = memory.owner;
   parts.board = std::make_unique<Board>(memory.board, topology.domain_index);
   const auto arena = make_arena(memory, topology.domain_index);
@@ -201,15 +229,15 @@ RunningWorld make_world(const Config& config, const std::shared_ptr<Bootstrap>& 
   parts.device = backends.device;
 
   RunningWorld world;
-  world.description = describe(topology, ranks, wire.name, why_not_shared, copies, backends.devices);
+  world.description =
+      describe(topology, ranks, wire.name, why_not_shared, copies, backends.devices);
   world.mpi_threads = ranks.mpi() != nullptr && ranks.mpi()->threads_supported();
   world.may_end_later = ranks.mpi() == nullptr || ranks.mpi()->threads_supported();
   world.has_peers = !ranks.is_alone();
   offer_shared_memory(world, memory, arena, topology);
   world.results = make_results(config, topology, arena, memory);
-  world.convert = [](void* to, DataType to_type, const void* from, DataType from_type, std::size_t count) {
-    kernels::convert(to, to_type, from, from_type, count);
-  };
+  world.convert = [](void* to, DataType to_type, const void* from, DataType from_type,
+                     std::size_t count) { kernels::convert(to, to_type, from, from_type, count); };
   world.engine = make_engine(std::move(parts), ranks);
   world.close = [bootstrap, ended, transport](bool clean) {
     if (!clean) return;

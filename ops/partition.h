@@ -1,5 +1,6 @@
 #pragma once
-/// This is the arithmetic of who does what: pure functions of sizes and ranks, with the same result on every rank that asks. Nothing fails.
+/// This is the arithmetic of who does what: pure functions of sizes and ranks, with the same result
+/// on every rank that asks. Nothing fails.
 
 #include <algorithm>
 #include <cstddef>
@@ -15,12 +16,14 @@ struct Range {
   [[nodiscard]] std::size_t size() const { return end - begin; }
 };
 
-/// Part `index` of `parts` about equal ones; each but the last ends at a multiple of 16 elements from the beginning.
+/// Part `index` of `parts` about equal ones; each but the last ends at a multiple of 16 elements
+/// from the beginning.
 inline Range share(Range whole, std::size_t parts, std::size_t index) {
   constexpr std::size_t kUnit = 16;
   const std::size_t units = (whole.size() + kUnit - 1) / kUnit;
   const auto edge = [&](std::size_t i) {
-    return whole.begin + std::min(whole.size(), units / parts * i * kUnit + units % parts * i / parts * kUnit);
+    return whole.begin +
+           std::min(whole.size(), units / parts * i * kUnit + units % parts * i / parts * kUnit);
   };
   return {edge(index), edge(index + 1)};
 }
@@ -34,10 +37,12 @@ class Flattened {
   }
   [[nodiscard]] std::size_t size() const { return ends_.empty() ? 0 : ends_.back(); }
 
-  /// Calls `visit(array, first element in it, how many, elements of the range that came before)` for each run inside `range`.
+  /// Calls `visit(array, first element in it, how many, elements of the range that came before)`
+  /// for each run inside `range`.
   template <class Visit>
   void each(Range range, Visit&& visit) const {
-    auto array = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), range.begin) - ends_.begin());
+    auto array = static_cast<std::size_t>(
+        std::upper_bound(ends_.begin(), ends_.end(), range.begin) - ends_.begin());
     for (std::size_t at = range.begin; at < range.end; ++array) {
       const std::size_t begin = array == 0 ? 0 : ends_[array - 1];
       const std::size_t count = std::min(ends_[array], range.end) - at;
@@ -63,12 +68,14 @@ struct Arrangement {
 };
 
 /// `ranks` ascending; `self` is one of them.
-inline Arrangement arrange(std::span<const int> ranks, std::span<const int> domain_of_rank, int self) {
+inline Arrangement arrange(std::span<const int> ranks, std::span<const int> domain_of_rank,
+                           int self) {
   Arrangement result;
   std::vector<int> numbers;
   for (const int rank : ranks) {
     const int number = domain_of_rank[static_cast<std::size_t>(rank)];
-    const auto found = static_cast<std::size_t>(std::find(numbers.begin(), numbers.end(), number) - numbers.begin());
+    const auto found = static_cast<std::size_t>(std::find(numbers.begin(), numbers.end(), number) -
+                                                numbers.begin());
     if (found == numbers.size()) {
       numbers.push_back(number);
       result.domains.emplace_back();
@@ -94,7 +101,8 @@ inline TreePlace tree_place(std::size_t size, std::size_t root, std::size_t self
   const std::size_t turned = (self + size - root) % size;
   result.parent = ((turned & (turned - 1)) + root) % size;
   if (turned == 0) result.parent = root;
-  for (std::size_t bit = 1; turned + bit < size && (turned == 0 || bit < (turned & -turned)); bit <<= 1)
+  for (std::size_t bit = 1; turned + bit < size && (turned == 0 || bit < (turned & -turned));
+       bit <<= 1)
     result.children.push_back((turned + bit + root) % size);
   std::reverse(result.children.begin(), result.children.end());  // the largest subtree first
   return result;

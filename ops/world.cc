@@ -25,15 +25,19 @@ void watch_exit() {
   static MadeHere process;
   static const auto watched = ::on_exit(
       [](int /*status*/, void* made) {
-        if (!is_forked_from_rank() && !is_inside_library() && static_cast<MadeHere*>(made)->still_here()) WorldLife::leave_all();
+        if (!is_forked_from_rank() && !is_inside_library() &&
+            static_cast<MadeHere*>(made)->still_here())
+          WorldLife::leave_all();
       },
       &process);
   static_cast<void>(watched);
 }
 
 RunningWorld make(const Rendezvous& rendezvous, const Config& config) {
-  if (!has_world()) set_log(config.log_level, -1);  // the process's: where there is a global world, that one's
-  const auto bootstrap = std::make_shared<Bootstrap>(std::make_unique<CallbackMeeting>(rendezvous, config.start_timeout));
+  // the process's: where there is a global world, that one's
+  if (!has_world()) set_log(config.log_level, -1);
+  const auto bootstrap = std::make_shared<Bootstrap>(
+      std::make_unique<CallbackMeeting>(rendezvous, config.start_timeout));
   become_rank_of_some_world(rendezvous.rank);
   try {
     return make_world(config, bootstrap, rendezvous.name, {});

@@ -42,7 +42,7 @@ DEAD_WORDS = {
 # Lists of includes, with nothing in them to test.
 UNTESTED = ("hvd/torch.h", "torch_bindings/torch.h", "torch_bindings/platform/pch.h")
 NEAR_THE_TOP = 40
-TESTED_IN = re.compile(r"^\s*//[/ ]\s*Tested in (.*?)\.?$", re.MULTILINE)
+TESTED_IN = re.compile(r"^\s*//[/ ]\s*Tested in ((?:.*,\n\s*//[/ ]\s*)*.*?)\.?$", re.MULTILINE)
 TEST_SUFFIX = re.compile(r"(?:_(?:mpi|gpu|torch))?_test$|_fuzz$")
 NOT_CODE = re.compile(
     r"""(?P<include>^[ \t]*\#[ \t]*include[^\n]*)
@@ -108,7 +108,7 @@ def without_test(root, sources):
     for unit, files in units.items():
         spoken_for = next((file for file in files if file.suffix == ".h"), files[0])
         name = spoken_for.relative_to(root).as_posix()
-        named = [test for line in TESTED_IN.findall(top_of(spoken_for.read_text(encoding="utf-8"))) for test in re.split(r",? and |, ", line)]
+        named = [test for line in TESTED_IN.findall(top_of(spoken_for.read_text(encoding="utf-8"))) for test in re.split(r",? and |, ", re.sub(r"\s*\n\s*//[/ ]\s*", " ", line))]
         missing = [test for test in named if not test.startswith("tests/") or not (root / test).is_file()]
         folder = unit.parent.relative_to(root).as_posix() + "/"
         if missing:

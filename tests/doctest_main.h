@@ -1,7 +1,8 @@
 #pragma once
 /// What the mains of the test programs share. Include once per program, in its main.cc.
-/// A hang is a failure with a name: the watchdog's thread ends the program when one test case runs longer than its time, and says which
-/// case, where and on which rank. A filter that matches no test case is a failure, not a pass.
+/// A hang is a failure with a name: the watchdog's thread ends the program when one test case runs
+/// longer than its time, and says which case, where and on which rank. A filter that matches no
+/// test case is a failure, not a pass.
 
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
@@ -20,7 +21,8 @@
 
 namespace hvd::test {
 
-/// Longer than any case needs, sanitizers included; `TEST_CASE("..." * doctest::timeout(300))` asks for more.
+/// Longer than any case needs, sanitizers included; `TEST_CASE("..." * doctest::timeout(300))` asks
+/// for more.
 inline constexpr std::chrono::seconds kCaseLimit{120};
 
 /// "rank 2 of 4: ", or empty in a program of one process.
@@ -29,7 +31,8 @@ inline int cases_run = 0;     // NOLINT: one program, one listener
 
 class CaseWatchdog : public doctest::IReporter {
  public:
-  explicit CaseWatchdog(const doctest::ContextOptions& /*options*/) : thread_([this] { watch(); }) {}
+  explicit CaseWatchdog(const doctest::ContextOptions& /*options*/)
+      : thread_([this] { watch(); }) {}
   ~CaseWatchdog() override {
     {
       const std::lock_guard lock(mutex_);
@@ -77,10 +80,12 @@ class CaseWatchdog : public doctest::IReporter {
         changed_.wait(lock, moved);
         continue;
       }
-      const auto limit = std::max(kCaseLimit, std::chrono::seconds(static_cast<long>(test_->m_timeout)));
+      const auto limit =
+          std::max(kCaseLimit, std::chrono::seconds(static_cast<long>(test_->m_timeout)));
       if (changed_.wait_for(lock, limit, moved)) continue;
-      std::fprintf(stderr, "%swatchdog: test case \"%s\" (%s:%u) still runs after %lld s\n", identity.c_str(), test_->m_name,
-                   test_->m_file.c_str(), test_->m_line, static_cast<long long>(limit.count()));
+      std::fprintf(stderr, "%swatchdog: test case \"%s\" (%s:%u) still runs after %lld s\n",
+                   identity.c_str(), test_->m_name, test_->m_file.c_str(), test_->m_line,
+                   static_cast<long long>(limit.count()));
       std::signal(SIGABRT, SIG_DFL);  // doctest's handler would wait for the test that hangs
       std::abort();
     }
@@ -94,7 +99,8 @@ class CaseWatchdog : public doctest::IReporter {
   std::thread thread_;  // last: it uses what is above
 };
 
-/// Runs the test cases chosen by the command line and returns the exit code. Of several ranks only rank 0 prints a report of success.
+/// Runs the test cases chosen by the command line and returns the exit code. Of several ranks only
+/// rank 0 prints a report of success.
 inline int run(int argc, char** argv, int rank = 0, int size = 1) {
   if (size > 1) identity = "rank " + std::to_string(rank) + " of " + std::to_string(size) + ": ";
   doctest::Context context(argc, argv);

@@ -1,4 +1,5 @@
-// This is the example trainer: mpirun -np 4 train [options]; --help lists them. Exit codes: 0 done, 1 failed, 2 wrong options.
+// This is the example trainer: mpirun -np 4 train [options]; --help lists them. Exit codes: 0 done,
+// 1 failed, 2 wrong options.
 #include <hvd/torch.h>
 
 #include <chrono>
@@ -21,8 +22,8 @@ int complain(int rank, const std::string& words) {
   return 1;
 }
 
-/// All ranks find the same mistake in the options; rank 0 says so. The others give it the time: the first to leave makes mpirun end the
-/// rest.
+/// All ranks find the same mistake in the options; rank 0 says so. The others give it the time: the
+/// first to leave makes mpirun end the rest.
 int complain_of_options(const std::string& words) {
   if (launcher_rank() == 0) {
     std::fprintf(stderr, "train: %s\n", words.c_str());
@@ -62,7 +63,8 @@ int main(int argc, char** argv) {
       code = train(line.options);
     };
     if (line.options.processes > 0) {
-      hvd::spawn(static_cast<int>(line.options.processes), work);  // here only if no launcher has started this process
+      // here only if no launcher has started this process
+      hvd::spawn(static_cast<int>(line.options.processes), work);
     } else {
       work();
     }

@@ -1,4 +1,5 @@
-// Gradient accumulation and clipping: two backward passes, one reduction, and one norm of all ranks' gradients.
+// Gradient accumulation and clipping: two backward passes, one reduction, and one norm of all
+// ranks' gradients.
 //   hvdrun -np 4 ./accumulate_and_clip
 #include <hvd/torch.h>
 #include <torch/torch.h>
@@ -10,19 +11,27 @@ inline constexpr int kPasses = 2;  // backward passes for each step, each with i
 int main() {
   hvd::init();
   const auto device = hvd::local_device();
-  torch::manual_seed(hvd::rank());  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+  torch::manual_seed(hvd::rank());
 
   auto network = make_network();
   network->to(device);
-  auto sgd = std::make_unique<torch::optim::SGD>(network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
+  auto sgd = std::make_unique<torch::optim::SGD>(
+      network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
   hvd::broadcast_parameters(network, 0);  // rank 0's weights and buffers on all ranks
-  hvd::DistributedOptimizer optimizer(std::move(sgd), network->named_parameters(), {.backward_passes_per_step = kPasses});
-  hvd::broadcast_optimizer_state(optimizer, 0);  // and its learning rate, momenta... which are there after loading a file
+  hvd::DistributedOptimizer optimizer(std::move(sgd), network->named_parameters(),
+                                      {.backward_passes_per_step = kPasses});
+  // and its learning rate, momenta... which are there after loading a file
+  hvd::broadcast_optimizer_state(optimizer, 0);
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
-  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0, {.global_batch = kBatch / kPasses});
-  const auto loader = torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch / kPasses));
-  int pass = 0;  // goes on from epoch to epoch: passes that are left at the end of one count with the next one's first
+  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0,
+                              {.global_batch = kBatch / kPasses});
+  const auto loader = torch::data::make_data_loader(std::move(images), sampler,
+                                                    hvd::share_of_batch(kBatch / kPasses));
+  // goes on from epoch to epoch: passes that are left at the end of one count with the next one's
+  // first
+  int pass = 0;
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     sampler.set_epoch(epoch);  // or every epoch has the order of the first
     auto loss_sum = torch::zeros({}, device);
@@ -30,16 +39,19 @@ int main() {
     for (auto& batch : *loader) {
       const auto scores = network->forward(batch.data.to(device));
       const auto loss = torch::cross_entropy_loss(scores, batch.target.to(device));
-      (loss / kPasses).backward();  // gradients of the passes add up: the mean of their losses is wanted
+      // gradients of the passes add up: the mean of their losses is wanted
+      (loss / kPasses).backward();
       if (++pass % kPasses == 0) {
-        hvd::clip_grad_norm_(optimizer, 1.0);  // waits for the reduction, and then clips what all ranks have alike
-        optimizer.step();                      // does not reduce again
+        // waits for the reduction, and then clips what all ranks have alike
+        hvd::clip_grad_norm_(optimizer, 1.0);
+        optimizer.step();  // does not reduce again
         optimizer.zero_grad();
       }
       loss_sum += loss.detach();
       ++steps;
     }
-    const double loss = hvd::allreduce(loss_sum / steps).item<double>();  // the loss of all ranks: all call it, one prints it
+    // the loss of all ranks: all call it, one prints it
+    const double loss = hvd::allreduce(loss_sum / steps).item<double>();
     if (hvd::rank() == 0) report(epoch, loss);
   }
   hvd::shutdown();

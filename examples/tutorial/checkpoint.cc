@@ -1,4 +1,5 @@
-// Checkpoints: a run that is interrupted goes on where its last epoch ended, with the same bits, or on another number of ranks.
+// Checkpoints: a run that is interrupted goes on where its last epoch ended, with the same bits, or
+// on another number of ranks.
 //   hvdrun -np 4 ./checkpoint FOLDER [EPOCHS]
 #include <hvd/torch.h>
 #include <torch/torch.h>
@@ -13,20 +14,26 @@ int main(int argc, char** argv) {
   const int epochs = argc > 2 ? std::atoi(argv[2]) : kEpochs;
   hvd::init();
   const auto device = hvd::local_device();
-  torch::manual_seed(hvd::rank());  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+  torch::manual_seed(hvd::rank());
 
   auto network = make_network();
   network->to(device);
-  auto sgd = std::make_unique<torch::optim::SGD>(network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
+  auto sgd = std::make_unique<torch::optim::SGD>(
+      network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
   hvd::broadcast_parameters(network, 0);  // rank 0's weights and buffers on all ranks
   hvd::DistributedOptimizer optimizer(std::move(sgd), network->named_parameters());
-  hvd::broadcast_optimizer_state(optimizer, 0);  // and its learning rate, momenta... which are there after loading a file
+  // and its learning rate, momenta... which are there after loading a file
+  hvd::broadcast_optimizer_state(optimizer, 0);
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
-  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0, {.global_batch = kBatch});
-  const auto loader = torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch));
+  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0,
+                              {.global_batch = kBatch});
+  const auto loader =
+      torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch));
 
-  // All ranks call it, the first one reads and writes. The file is whole at every moment: it is written beside the old one, then renamed.
+  // All ranks call it, the first one reads and writes. The file is whole at every moment: it is
+  // written beside the old one, then renamed.
   const hvd::Checkpoint checkpoint(folder + "/checkpoint.pt");
   int epoch = checkpoint.exists() ? static_cast<int>(checkpoint.load(network, optimizer)) : 0;
   for (; epoch < epochs; ++epoch) {
@@ -42,9 +49,11 @@ int main(int argc, char** argv) {
       loss_sum += loss.detach();
       ++steps;
     }
-    const double loss = hvd::allreduce(loss_sum / steps).item<double>();  // the loss of all ranks: all call it, one prints it
+    // the loss of all ranks: all call it, one prints it
+    const double loss = hvd::allreduce(loss_sum / steps).item<double>();
     if (hvd::rank() == 0) report(epoch, loss);
-    checkpoint.save(network, optimizer, epoch + 1);  // weights, momenta, learning rate, random numbers; how many epochs are done
+    // weights, momenta, learning rate, random numbers; how many epochs are done
+    checkpoint.save(network, optimizer, epoch + 1);
   }
   hvd::shutdown();
 }

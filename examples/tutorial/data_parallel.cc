@@ -1,4 +1,5 @@
-// DataParallel: one process with several replicas of the network, on all its GPUs, or on threads of the CPU.
+// DataParallel: one process with several replicas of the network, on all its GPUs, or on threads of
+// the CPU.
 //   OMP_NUM_THREADS=4 ./data_parallel
 #include <hvd/torch.h>
 #include <torch/torch.h>
@@ -12,8 +13,10 @@ int main() {
 
   auto network = make_network();
   network->to(device);
-  hvd::DataParallel model(network);  // cuts each batch among the replicas; their gradients add up in `network`
-  torch::optim::SGD optimizer(network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
+  // cuts each batch among the replicas; their gradients add up in `network`
+  hvd::DataParallel model(network);
+  torch::optim::SGD optimizer(network->parameters(),
+                              torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
   EpochSampler sampler(*images.size());

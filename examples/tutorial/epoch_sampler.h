@@ -1,6 +1,7 @@
 #pragma once
-/// EpochSampler is for the programs without ranks: a sampler with a new order in every epoch, the one that hvd::ElasticSampler deals to the
-/// ranks. So single.cc trains on the batches that the others share. Outside of this comparison, LibTorch's RandomSampler does.
+/// EpochSampler is for the programs without ranks: a sampler with a new order in every epoch, the
+/// one that hvd::ElasticSampler deals to the ranks. So single.cc trains on the batches that the
+/// others share. Outside of this comparison, LibTorch's RandomSampler does.
 
 #include <torch/data/samplers/base.h>
 
@@ -21,7 +22,8 @@ class EpochSampler : public torch::data::samplers::Sampler<> {
     std::iota(state_->order.begin(), state_->order.end(), std::size_t{0});
     std::mt19937_64 random(mixed(mixed(0) ^ epoch));
     for (std::size_t i = state_->order.size(); i > 1; --i) {
-      const std::uint64_t rest = (std::mt19937_64::max() % i + 1) % i;  // each place as likely as the others
+      // each place as likely as the others
+      const std::uint64_t rest = (std::mt19937_64::max() % i + 1) % i;
       std::uint64_t number = random();
       while (number > std::mt19937_64::max() - rest) number = random();
       std::swap(state_->order[i - 1], state_->order[number % i]);
@@ -35,7 +37,8 @@ class EpochSampler : public torch::data::samplers::Sampler<> {
     const std::size_t begin = state_->taken, end = std::min(begin + batch_size, order.size());
     if (begin == end) return std::nullopt;
     state_->taken = end;
-    return std::vector<std::size_t>(order.begin() + static_cast<std::ptrdiff_t>(begin), order.begin() + static_cast<std::ptrdiff_t>(end));
+    return std::vector<std::size_t>(order.begin() + static_cast<std::ptrdiff_t>(begin),
+                                    order.begin() + static_cast<std::ptrdiff_t>(end));
   }
   void save(torch::serialize::OutputArchive& /*archive*/) const override {}
   void load(torch::serialize::InputArchive& /*archive*/) override {}

@@ -7,16 +7,20 @@
 
 /// Returns loss, top-1 and top-5 over the test images of all ranks. All ranks call it.
 hvd::Evaluation evaluate(torch::nn::Sequential& network, const torch::Device& device) {
-  // Uneven: 1003 images on 4 ranks are 251, 251, 251 and 250. Samplers for training pad: they would count some images twice.
+  // Uneven: 1003 images on 4 ranks are 251, 251, 251 and 250. Samplers for training pad: they would
+  // count some images twice.
   auto images = Images(kTestImages, 2).map(torch::data::transforms::Stack<>());
-  const hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/false, 0, {.shares = hvd::Shares::Uneven});
+  const hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/false, 0,
+                                    {.shares = hvd::Shares::Uneven});
   const auto loader = torch::data::make_data_loader(std::move(images), sampler, kBatch);
 
   const torch::NoGradGuard no_grad;
-  const hvd::AveragedBuffers averaged(network);  // batch norm's statistics of all ranks, until the end of this function
+  // batch norm's statistics of all ranks, until the end of this function
+  const hvd::AveragedBuffers averaged(network);
   network->eval();
   hvd::EvaluationTally tally;
-  for (auto& batch : *loader) tally.add(network->forward(batch.data.to(device)), batch.target.to(device));
+  for (auto& batch : *loader)
+    tally.add(network->forward(batch.data.to(device)), batch.target.to(device));
   network->train();
   return tally.average();  // sums of all ranks over the samples of all ranks
 }
@@ -24,18 +28,23 @@ hvd::Evaluation evaluate(torch::nn::Sequential& network, const torch::Device& de
 int main() {
   hvd::init();
   const auto device = hvd::local_device();
-  torch::manual_seed(hvd::rank());  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+  torch::manual_seed(hvd::rank());
 
   auto network = make_network();
   network->to(device);
-  auto sgd = std::make_unique<torch::optim::SGD>(network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
+  auto sgd = std::make_unique<torch::optim::SGD>(
+      network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
   hvd::broadcast_parameters(network, 0);  // rank 0's weights and buffers on all ranks
   hvd::DistributedOptimizer optimizer(std::move(sgd), network->named_parameters());
-  hvd::broadcast_optimizer_state(optimizer, 0);  // and its learning rate, momenta... which are there after loading a file
+  // and its learning rate, momenta... which are there after loading a file
+  hvd::broadcast_optimizer_state(optimizer, 0);
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
-  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0, {.global_batch = kBatch});
-  const auto loader = torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch));
+  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0,
+                              {.global_batch = kBatch});
+  const auto loader =
+      torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch));
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     sampler.set_epoch(epoch);  // or every epoch has the order of the first
     auto loss_sum = torch::zeros({}, device);
@@ -49,11 +58,13 @@ int main() {
       loss_sum += loss.detach();
       ++steps;
     }
-    const double loss = hvd::allreduce(loss_sum / steps).item<double>();  // the loss of all ranks: all call it, one prints it
+    // the loss of all ranks: all call it, one prints it
+    const double loss = hvd::allreduce(loss_sum / steps).item<double>();
     if (hvd::rank() == 0) report(epoch, loss);
     const hvd::Evaluation test = evaluate(network, device);
     if (hvd::rank() == 0)
-      std::printf("test: %ld images, loss %.6f, top-1 %.4f, top-5 %.4f\n", test.samples, test.loss, test.top1, test.top5);
+      std::printf("test: %ld images, loss %.6f, top-1 %.4f, top-5 %.4f\n", test.samples, test.loss,
+                  test.top1, test.top5);
   }
   hvd::shutdown();
 }

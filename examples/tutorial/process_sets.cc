@@ -1,4 +1,5 @@
-// Process sets: two learning rates at once. Ranks 0, 2, ... train one network, ranks 1, 3, ... another; the better one goes to all.
+// Process sets: two learning rates at once. Ranks 0, 2, ... train one network, ranks 1, 3, ...
+// another; the better one goes to all.
 //   hvdrun -np 4 ./process_sets
 #include <hvd/torch.h>
 #include <torch/torch.h>
@@ -14,7 +15,8 @@ int main() {
   torch::manual_seed(hvd::rank());
 
   std::vector<hvd::ProcessSet> sets;
-  for (int first = 0; first < std::min(2, hvd::size()); ++first) {  // all ranks make all sets, in the same order
+  // all ranks make all sets, in the same order
+  for (int first = 0; first < std::min(2, hvd::size()); ++first) {
     std::vector<int> ranks;
     for (int rank = first; rank < hvd::size(); rank += 2) ranks.push_back(rank);
     sets.push_back(hvd::add_process_set(ranks));
@@ -25,13 +27,18 @@ int main() {
   auto network = make_network();
   network->to(device);
   auto sgd = std::make_unique<torch::optim::SGD>(
-      network->parameters(), torch::optim::SGDOptions(number == 0 ? kLearningRate : kLearningRate / 5).momentum(kMomentum));
+      network->parameters(),
+      torch::optim::SGDOptions(number == 0 ? kLearningRate : kLearningRate / 5)
+          .momentum(kMomentum));
   hvd::broadcast_parameters(network, 0);  // both networks begin with the same weights
-  hvd::DistributedOptimizer optimizer(std::move(sgd), network->named_parameters(), {.process_set = set});
+  hvd::DistributedOptimizer optimizer(std::move(sgd), network->named_parameters(),
+                                      {.process_set = set});
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
-  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0, {.process_set = set, .global_batch = kBatch});
-  const auto loader = torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch, set));
+  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0,
+                              {.process_set = set, .global_batch = kBatch});
+  const auto loader =
+      torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch, set));
   double loss = 0;
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     sampler.set_epoch(epoch);  // or every epoch has the order of the first
@@ -46,13 +53,16 @@ int main() {
       loss_sum += batch_loss.detach();
       ++steps;
     }
-    loss = hvd::allreduce(loss_sum / steps, {.process_set = set}).item<double>();  // of the set's ranks
+    // of the set's ranks
+    loss = hvd::allreduce(loss_sum / steps, {.process_set = set}).item<double>();
     if (hvd::rank() == 0) report(epoch, loss);
   }
   const auto losses = hvd::allgather_object(loss);  // of all ranks again
-  const auto best = static_cast<int>(std::min_element(losses.begin(), losses.end()) - losses.begin());
+  const auto best =
+      static_cast<int>(std::min_element(losses.begin(), losses.end()) - losses.begin());
   hvd::broadcast_parameters(network, best);
   if (hvd::rank() == 0)
-    std::printf("losses of the last epoch: %.6f, %.6f; all have the weights of rank %d\n", losses.front(), losses[sets.size() - 1], best);
+    std::printf("losses of the last epoch: %.6f, %.6f; all have the weights of rank %d\n",
+                losses.front(), losses[sets.size() - 1], best);
   hvd::shutdown();
 }

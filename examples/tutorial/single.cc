@@ -11,7 +11,8 @@ int main() {
 
   auto network = make_network();
   network->to(device);
-  torch::optim::SGD optimizer(network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
+  torch::optim::SGD optimizer(network->parameters(),
+                              torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
   EpochSampler sampler(*images.size());

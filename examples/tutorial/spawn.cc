@@ -1,4 +1,5 @@
-// spawn: a program that starts its own ranks, each of which runs train(); no launcher on the command line.
+// spawn: a program that starts its own ranks, each of which runs train(); no launcher on the
+// command line.
 //   ./spawn 4
 #include <hvd/torch.h>
 #include <torch/torch.h>
@@ -10,16 +11,21 @@
 void train() {
   hvd::init();
   const auto device = hvd::local_device();
-  torch::manual_seed(hvd::rank());  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+  torch::manual_seed(hvd::rank());
 
   auto network = make_network();
   network->to(device);
-  hvd::DistributedDataParallel model(network);  // gives all ranks rank 0's weights; averages gradients from now on
-  torch::optim::SGD optimizer(network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
+  // gives all ranks rank 0's weights; averages gradients from now on
+  hvd::DistributedDataParallel model(network);
+  torch::optim::SGD optimizer(network->parameters(),
+                              torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
-  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0, {.global_batch = kBatch});
-  const auto loader = torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch));
+  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0,
+                              {.global_batch = kBatch});
+  const auto loader =
+      torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch));
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     sampler.set_epoch(epoch);  // or every epoch has the order of the first
     auto loss_sum = torch::zeros({}, device);
@@ -33,12 +39,14 @@ void train() {
       loss_sum += loss.detach();
       ++steps;
     }
-    const double loss = hvd::allreduce(loss_sum / steps).item<double>();  // the loss of all ranks: all call it, one prints it
+    // the loss of all ranks: all call it, one prints it
+    const double loss = hvd::allreduce(loss_sum / steps).item<double>();
     if (hvd::rank() == 0) report(epoch, loss);
   }
   hvd::shutdown();
 }
 
 int main(int argc, char** argv) {
-  hvd::spawn(argc > 1 ? std::atoi(argv[1]) : 4, train);  // in the process that was started: waits for the ranks, and throws if one fails
+  // in the process that was started: waits for the ranks, and throws if one fails
+  hvd::spawn(argc > 1 ? std::atoi(argv[1]) : 4, train);
 }

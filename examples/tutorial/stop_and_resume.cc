@@ -1,5 +1,7 @@
-// A run that any rank may stop, after any step, and that goes on with the step after it: with the same bits, or on another number of ranks.
-//   hvdrun -np 4 ./stop_and_resume FOLDER [STEP]     stops after so many steps, as a signal to one rank does
+// A run that any rank may stop, after any step, and that goes on with the step after it: with the
+// same bits, or on another number of ranks.
+//   hvdrun -np 4 ./stop_and_resume FOLDER [STEP]     stops after so many steps, as a signal to one
+//                                                    rank does
 //   hvdrun -np 4 ./stop_and_resume FOLDER
 #include <hvd/torch.h>
 #include <torch/torch.h>
@@ -19,26 +21,33 @@ int main(int argc, char** argv) {
   std::signal(SIGTERM, [](int) { asked = 1; });
   hvd::init();
   const auto device = hvd::local_device();
-  torch::manual_seed(hvd::rank());  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+  torch::manual_seed(hvd::rank());
 
   auto network = make_network();
   network->to(device);
-  auto sgd = std::make_unique<torch::optim::SGD>(network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
+  auto sgd = std::make_unique<torch::optim::SGD>(
+      network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
   hvd::broadcast_parameters(network, 0);  // rank 0's weights and buffers on all ranks
   hvd::DistributedOptimizer optimizer(std::move(sgd), network->named_parameters());
   torch::optim::StepLR decay(optimizer, /*step_size=*/1, /*gamma=*/0.5);
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
-  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0, {.global_batch = kBatch});
-  const auto loader = torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch));
+  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0,
+                              {.global_batch = kBatch});
+  const auto loader =
+      torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch));
 
   const hvd::Checkpoint checkpoint(folder + "/stopped.pt");
   std::int64_t step = 0;
   if (checkpoint.exists()) {
     std::istringstream state(checkpoint.read_extra().strings.at("sampler"));
-    torch::load(sampler, state);  // epoch, and how much of it is used; the loader's copy takes it from here
-    for (std::size_t epoch = 0; epoch < sampler.epoch(); ++epoch) decay.step();  // LibTorch does not save schedulers
-    step = checkpoint.load(network, optimizer);                                  // after that: the learning rate is in it
+    // epoch, and how much of it is used; the loader's copy takes it from here
+    torch::load(sampler, state);
+    // LibTorch does not save schedulers
+    for (std::size_t epoch = 0; epoch < sampler.epoch(); ++epoch) decay.step();
+    // after that: the learning rate is in it
+    step = checkpoint.load(network, optimizer);
   }
   for (std::size_t epoch = sampler.epoch(); epoch < kEpochs; sampler.set_epoch(++epoch)) {
     auto loss = torch::zeros({}, device);
@@ -50,8 +59,10 @@ int main(int argc, char** argv) {
       optimizer.step();
       sampler.record_batch(static_cast<std::size_t>(batch.target.size(0)));
       if (++step == stop_after && hvd::rank() == hvd::size() - 1) std::raise(SIGTERM);
-      if (sampler.processed() == kTrainImages) continue;  // the epoch is over: there is another chance in the next one
-      // A rank that left alone would leave the others waiting in their next step: each says whether it was asked, and all do the same.
+      // the epoch is over: there is another chance in the next one
+      if (sampler.processed() == kTrainImages) continue;
+      // A rank that left alone would leave the others waiting in their next step: each says whether
+      // it was asked, and all do the same.
       if (hvd::any(asked != 0)) {
         std::ostringstream state;
         torch::save(sampler, state);

@@ -1,4 +1,5 @@
-// SyncBatchNorm: batch normalisation over the images of all ranks, for batches that are small on each.
+// SyncBatchNorm: batch normalisation over the images of all ranks, for batches that are small on
+// each.
 //   hvdrun -np 4 ./sync_batch_norm
 #include <hvd/torch.h>
 #include <torch/torch.h>
@@ -8,16 +9,22 @@
 int main() {
   hvd::init();
   const auto device = hvd::local_device();
-  torch::manual_seed(hvd::rank());  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+  torch::manual_seed(hvd::rank());
 
-  auto network = hvd::convert_sync_batchnorm(make_network(/*batch_norm=*/true));  // before the optimizer and the wrapper
+  // before the optimizer and the wrapper
+  auto network = hvd::convert_sync_batchnorm(make_network(/*batch_norm=*/true));
   network->to(device);
-  hvd::DistributedDataParallel model(network);  // gives all ranks rank 0's weights; averages gradients from now on
-  torch::optim::SGD optimizer(network->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
+  // gives all ranks rank 0's weights; averages gradients from now on
+  hvd::DistributedDataParallel model(network);
+  torch::optim::SGD optimizer(network->parameters(),
+                              torch::optim::SGDOptions(kLearningRate).momentum(kMomentum));
 
   auto images = Images(kTrainImages).map(torch::data::transforms::Stack<>());
-  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0, {.global_batch = kBatch});
-  const auto loader = torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch));
+  hvd::ElasticSampler sampler(*images.size(), /*shuffle=*/true, /*seed=*/0,
+                              {.global_batch = kBatch});
+  const auto loader =
+      torch::data::make_data_loader(std::move(images), sampler, hvd::share_of_batch(kBatch));
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     sampler.set_epoch(epoch);  // or every epoch has the order of the first
     auto loss_sum = torch::zeros({}, device);
@@ -31,7 +38,8 @@ int main() {
       loss_sum += loss.detach();
       ++steps;
     }
-    const double loss = hvd::allreduce(loss_sum / steps).item<double>();  // the loss of all ranks: all call it, one prints it
+    // the loss of all ranks: all call it, one prints it
+    const double loss = hvd::allreduce(loss_sum / steps).item<double>();
     if (hvd::rank() == 0) report(epoch, loss);
   }
   hvd::shutdown();

@@ -17,16 +17,21 @@ class Images : public torch::data::datasets::Dataset<Images> {
     const auto i = static_cast<std::int64_t>(index);
     return {pixels_[i], labels_[i]};
   }
-  std::optional<std::size_t> size() const override { return static_cast<std::size_t>(labels_.size(0)); }
+  std::optional<std::size_t> size() const override {
+    return static_cast<std::size_t>(labels_.size(0));
+  }
 
  private:
   torch::Tensor pixels_, labels_;
 };
 
-/// Returns a new network, with random weights. GELU instead of ReLU, in whose kink a difference in the last bit may become a visible one:
-/// so programs that differ in rounding alone print the same six decimals.
+/// Returns a new network, with random weights. GELU instead of ReLU, in whose kink a difference in
+/// the last bit may become a visible one: so programs that differ in rounding alone print the same
+/// six decimals.
 inline torch::nn::Sequential make_network(bool batch_norm = false) {
-  const auto convolution = [](int from, int to) { return torch::nn::Conv2d(torch::nn::Conv2dOptions(from, to, 3).stride(2).padding(1)); };
+  const auto convolution = [](int from, int to) {
+    return torch::nn::Conv2d(torch::nn::Conv2dOptions(from, to, 3).stride(2).padding(1));
+  };
   torch::nn::Sequential network;
   network->push_back(convolution(kChannels, 16));
   if (batch_norm) network->push_back(torch::nn::BatchNorm2d(16));
@@ -40,4 +45,6 @@ inline torch::nn::Sequential make_network(bool batch_norm = false) {
 }
 
 /// Returns where a program without ranks computes: on the first GPU, or else on the CPU.
-inline torch::Device first_device() { return torch::cuda::is_available() ? torch::kCUDA : torch::kCPU; }
+inline torch::Device first_device() {
+  return torch::cuda::is_available() ? torch::kCUDA : torch::kCPU;
+}

@@ -23,10 +23,16 @@ Handle<void> submit_only(Submission submission) {
 }
 
 Detour::Detour(const Buffer& input, const Buffer& output, DataType wire)
-    : world_(current_world()), input_(input), output_(output), wire_(wire), count_(static_cast<std::size_t>(element_count(input.shape))) {
+    : world_(current_world()),
+      input_(input),
+      output_(output),
+      wire_(wire),
+      count_(static_cast<std::size_t>(element_count(input.shape))) {
   const std::size_t bytes = count_ * element_bytes(wire);
   if (world_->allocate_shared && bytes > 0) memory_ = world_->allocate_shared(bytes);
-  if (!memory_) memory_ = std::shared_ptr<void>(::operator new(bytes), [](void* block) { ::operator delete(block); });
+  if (!memory_)
+    memory_ =
+        std::shared_ptr<void>(::operator new(bytes), [](void* block) { ::operator delete(block); });
 }
 
 void Detour::convert(void* to, DataType to_type, const void* from, DataType from_type) const {
@@ -36,17 +42,22 @@ void Detour::convert(void* to, DataType to_type, const void* from, DataType from
 
 namespace {
 
-Submission reduction(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
+Submission reduction(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
+                     const AllreduceOptions& options) {
   if (inputs.size() != outputs.size() || inputs.empty())
-    throw InvalidArgument(formatted("grouped_allreduce: {} inputs and {} outputs", inputs.size(), outputs.size()));
+    throw InvalidArgument(
+        formatted("grouped_allreduce: {} inputs and {} outputs", inputs.size(), outputs.size()));
   Submission submission = request(OpKind::Allreduce, options, inputs.front().device);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].dtype != outputs[i].dtype || inputs[i].shape != outputs[i].shape)
-      throw InvalidArgument(formatted("allreduce '{}': input is {} {}, output {} {}", options.name, name_of(inputs[i].dtype),
-                                      to_string(inputs[i].shape), name_of(outputs[i].dtype), to_string(outputs[i].shape)));
+      throw InvalidArgument(formatted("allreduce '{}': input is {} {}, output {} {}", options.name,
+                                      name_of(inputs[i].dtype), to_string(inputs[i].shape),
+                                      name_of(outputs[i].dtype), to_string(outputs[i].shape)));
     if (inputs[i].device != submission.device)
-      throw InvalidArgument(formatted("allreduce '{}': the tensors of a group must be on one device", options.name));
-    submission.tensors.push_back({inputs[i].data, outputs[i].data, inputs[i].dtype, inputs[i].shape, nullptr, true});
+      throw InvalidArgument(
+          formatted("allreduce '{}': the tensors of a group must be on one device", options.name));
+    submission.tensors.push_back(
+        {inputs[i].data, outputs[i].data, inputs[i].dtype, inputs[i].shape, nullptr, true});
     submission.tensors.back().padded = outputs[i].padded;
   }
   return submission;
@@ -54,34 +65,43 @@ Submission reduction(const std::vector<Buffer>& inputs, const std::vector<Buffer
 
 Submission broadcasting(const Buffer& buffer, const BroadcastOptions& options) {
   Submission submission = request(OpKind::Broadcast, options, buffer.device);
-  submission.tensors.push_back({buffer.data, buffer.data, buffer.dtype, buffer.shape, nullptr, true});
+  submission.tensors.push_back(
+      {buffer.data, buffer.data, buffer.dtype, buffer.shape, nullptr, true});
   return submission;
 }
 
 /// Buffers of which some travel in another type than the caller's.
 class Travelling {
  public:
-  Travelling(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options)
+  Travelling(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
+             const AllreduceOptions& options)
       : inputs_(inputs), outputs_(outputs) {
     options.compression.refuse_memory("allreduce");
-    if (inputs.size() != outputs.size()) throw InvalidArgument(formatted("{} inputs and {} outputs", inputs.size(), outputs.size()));
+    if (inputs.size() != outputs.size())
+      throw InvalidArgument(formatted("{} inputs and {} outputs", inputs.size(), outputs.size()));
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const Buffer& input = inputs[i];
       const DataType wire = options.compression.wire_type(input.dtype);
       if (wire == input.dtype) continue;
-      if (input.device != Device() || input.dtype != outputs[i].dtype || input.shape != outputs[i].shape)
+      if (input.device != Device() || input.dtype != outputs[i].dtype ||
+          input.shape != outputs[i].shape)
         throw InvalidArgument(
-            formatted("allreduce '{}': compression needs input and output of one type and shape, in host memory", options.name));
+            formatted("allreduce '{}': compression needs input and output of one type and shape, "
+                      "in host memory",
+                      options.name));
       if ((input.data == nullptr || outputs[i].data == nullptr) && element_count(input.shape) > 0)
-        throw InvalidArgument(formatted("allreduce '{}': tensor {} of shape {} has no memory: its {} is a null pointer", options.name, i,
-                                        to_string(input.shape), input.data == nullptr ? "input" : "output"));
+        throw InvalidArgument(formatted(
+            "allreduce '{}': tensor {} of shape {} has no memory: its {} is a null pointer",
+            options.name, i, to_string(input.shape), input.data == nullptr ? "input" : "output"));
       const Detour& detour = detours_.emplace_back(input, outputs[i], wire);
       detour.enter();
       inputs_[i].data = outputs_[i].data = detour.memory();
       inputs_[i].dtype = outputs_[i].dtype = wire;
     }
   }
-  [[nodiscard]] Submission submission(const AllreduceOptions& options) const { return reduction(inputs_, outputs_, options); }
+  [[nodiscard]] Submission submission(const AllreduceOptions& options) const {
+    return reduction(inputs_, outputs_, options);
+  }
   /// Once the operation is done; any thread, any number of times.
   void take_out() {
     std::call_once(taken_, [this] {
@@ -96,7 +116,8 @@ class Travelling {
   std::once_flag taken_;
 };
 
-void submit_and_wait(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
+void submit_and_wait(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
+                     const AllreduceOptions& options) {
   if (options.compression == Compression::none()) {
     submit_and_wait(reduction(inputs, outputs, options));
     return;
@@ -106,8 +127,10 @@ void submit_and_wait(const std::vector<Buffer>& inputs, const std::vector<Buffer
   travelling.take_out();
 }
 
-Handle<void> submit_only(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
-  if (options.compression == Compression::none()) return submit_only(reduction(inputs, outputs, options));
+Handle<void> submit_only(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
+                         const AllreduceOptions& options) {
+  if (options.compression == Compression::none())
+    return submit_only(reduction(inputs, outputs, options));
   const auto travelling = std::make_shared<Travelling>(inputs, outputs, options);
   Submission submission = travelling->submission(options);
   submission.keep_alive = travelling;
@@ -118,14 +141,18 @@ Handle<void> submit_only(const std::vector<Buffer>& inputs, const std::vector<Bu
 
 /// Tries the fast path of repeated operations, in the type in which the tensor travels.
 bool run_small(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
-  if (!is_on_host(input) || !is_on_host(output) || input.dtype != output.dtype || input.shape != output.shape) return false;
+  if (!is_on_host(input) || !is_on_host(output) || input.dtype != output.dtype ||
+      input.shape != output.shape)
+    return false;
   SmallCall call = small_call(OpKind::Allreduce, input, output, options);
   if (options.compression == Compression::none()) return try_fast_path(call);
   options.compression.refuse_memory("allreduce");
   call.dtype = options.compression.wire_type(input.dtype);
   if (call.dtype == input.dtype) return try_fast_path(call);
   const std::int64_t count = element_count(input.shape);
-  if (count <= 0 || count > static_cast<std::int64_t>(limit(Limit::SlotBytes) / element_bytes(call.dtype))) return false;
+  if (count <= 0 ||
+      count > static_cast<std::int64_t>(limit(Limit::SlotBytes) / element_bytes(call.dtype)))
+    return false;
   const auto elements = static_cast<std::size_t>(count);
   alignas(64) std::array<std::byte, limit(Limit::SlotBytes)> travelling;
   const auto world = current_world();
@@ -137,15 +164,17 @@ bool run_small(const Buffer& input, const Buffer& output, const AllreduceOptions
 }
 
 /// The same for a group, in the type that its tensors have.
-bool run_small(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
+bool run_small(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
+               const AllreduceOptions& options) {
   const std::size_t count = inputs.size();
-  if (count < 2 || count > limit(Limit::GroupTensors) || outputs.size() != count || !(options.compression == Compression::none()))
+  if (count < 2 || count > limit(Limit::GroupTensors) || outputs.size() != count ||
+      !(options.compression == Compression::none()))
     return false;
   std::array<SmallTensor, limit(Limit::GroupTensors)> tensors;
   for (std::size_t i = 0; i < count; ++i) {
     const Buffer &input = inputs[i], &output = outputs[i];
-    if (!is_on_host(input) || !is_on_host(output) || input.dtype != inputs[0].dtype || output.dtype != input.dtype ||
-        input.shape != output.shape)
+    if (!is_on_host(input) || !is_on_host(output) || input.dtype != inputs[0].dtype ||
+        output.dtype != input.dtype || input.shape != output.shape)
       return false;
     tensors[i] = {input.data, output.data, input.shape};
   }
@@ -157,12 +186,14 @@ bool run_small(const std::vector<Buffer>& inputs, const std::vector<Buffer>& out
 
 }  // namespace
 
-Handle<void> allreduce_async(const Buffer& input, const Buffer& output, const AllreduceOptions& options) {
+Handle<void> allreduce_async(const Buffer& input, const Buffer& output,
+                             const AllreduceOptions& options) {
   const WorldScope scope(options.world);
-  if (options.compression == Compression::none() && is_on_host(input) && is_on_host(output) && input.dtype == output.dtype &&
-      input.shape == output.shape) {
+  if (options.compression == Compression::none() && is_on_host(input) && is_on_host(output) &&
+      input.dtype == output.dtype && input.shape == output.shape) {
     auto running = engine();
-    if (auto pending = running->small_calls().start_unowned(small_call(OpKind::Allreduce, input, output, options), nullptr))
+    if (auto pending = running->small_calls().start_unowned(
+            small_call(OpKind::Allreduce, input, output, options), nullptr))
       return {std::move(running), std::move(pending), [] {}};
   }
   return submit_only({input}, {output}, options);
@@ -171,12 +202,14 @@ void allreduce(const Buffer& input, const Buffer& output, const AllreduceOptions
   const WorldScope scope(options.world);
   if (!run_small(input, output, options)) submit_and_wait({input}, {output}, options);
 }
-Handle<void> grouped_allreduce_async(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
+Handle<void> grouped_allreduce_async(const std::vector<Buffer>& inputs,
+                                     const std::vector<Buffer>& outputs,
                                      const AllreduceOptions& options) {
   const WorldScope scope(options.world);
   return submit_only(inputs, outputs, options);
 }
-void grouped_allreduce(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs, const AllreduceOptions& options) {
+void grouped_allreduce(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
+                       const AllreduceOptions& options) {
   const WorldScope scope(options.world);
   if (!run_small(inputs, outputs, options)) submit_and_wait(inputs, outputs, options);
 }
@@ -186,7 +219,8 @@ Handle<void> broadcast_async(const Buffer& buffer, const BroadcastOptions& optio
 }
 void broadcast(const Buffer& buffer, const BroadcastOptions& options) {
   const WorldScope scope(options.world);
-  if (is_on_host(buffer) && try_fast_path(small_call(OpKind::Broadcast, buffer, buffer, options))) return;
+  if (is_on_host(buffer) && try_fast_path(small_call(OpKind::Broadcast, buffer, buffer, options)))
+    return;
   submit_and_wait(broadcasting(buffer, options));
 }
 

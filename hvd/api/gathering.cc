@@ -34,9 +34,12 @@ struct Rows {
 
 /// None where it is negotiated.
 std::optional<Gathered> run_by_rows(SmallCall& call, const Buffer& input) {
-  const std::int64_t bytes = element_count(input.shape) * static_cast<std::int64_t>(element_bytes(input.dtype));
+  const std::int64_t bytes =
+      element_count(input.shape) * static_cast<std::int64_t>(element_bytes(input.dtype));
   if (!routes::may_repeat(call.kind, bytes)) return std::nullopt;
-  Rows rows{{{}, input.shape}, element_bytes(input.dtype), routes::is_at_slot(static_cast<std::size_t>(bytes)) ? nullptr : result_pool()};
+  Rows rows{{{}, input.shape},
+            element_bytes(input.dtype),
+            routes::is_at_slot(static_cast<std::size_t>(bytes)) ? nullptr : result_pool()};
   call.allocate = &Rows::allocate;
   call.context = &rows;
   if (!try_fast_path(call)) return std::nullopt;
@@ -52,14 +55,20 @@ Gathered copy_of(const Gathered& result) {
   return copy;
 }
 
-/// Throws InvalidArgument if there are no inputs, or they are on several devices, or on a GPU, which cannot write to results on the host.
-void check_devices(const std::vector<Buffer>& inputs, std::string_view what, const std::string& name) {
-  if (inputs.empty()) throw InvalidArgument(formatted("{} '{}': an empty group of tensors", what, name));
+/// Throws InvalidArgument if there are no inputs, or they are on several devices, or on a GPU,
+/// which cannot write to results on the host.
+void check_devices(const std::vector<Buffer>& inputs, std::string_view what,
+                   const std::string& name) {
+  if (inputs.empty())
+    throw InvalidArgument(formatted("{} '{}': an empty group of tensors", what, name));
   for (const auto& input : inputs)
     if (input.device != inputs.front().device)
-      throw InvalidArgument(formatted("{} '{}': the tensors of a group must be on one device", what, name));
+      throw InvalidArgument(
+          formatted("{} '{}': the tensors of a group must be on one device", what, name));
   if (inputs.front().device != Device())
-    throw InvalidArgument(formatted("{0} '{1}': the result of a buffer on a GPU needs memory there: use {0}_into, or tensors", what, name));
+    throw InvalidArgument(formatted(
+        "{0} '{1}': the result of a buffer on a GPU needs memory there: use {0}_into, or tensors",
+        what, name));
 }
 
 /// A submission whose outputs are made when their sizes are known.
@@ -81,9 +90,11 @@ Gathering gathering(OpKind kind, const std::vector<Buffer>& inputs, const Option
     const Buffer input = dealt(given, options);
     made.results->push_back({{}, input.shape});
     elements.push_back(element_bytes(input.dtype));
-    submission.tensors.push_back({input.data, nullptr, input.dtype, input.shape, nullptr, true, counts});
+    submission.tensors.push_back(
+        {input.data, nullptr, input.dtype, input.shape, nullptr, true, counts});
   }
-  submission.allocate = [results = made.results, elements, pool = result_pool()](std::size_t index, std::int64_t rows) {
+  submission.allocate = [results = made.results, elements, pool = result_pool()](
+                            std::size_t index, std::int64_t rows) {
     return make_rows((*results)[index], rows, elements[index], pool.get());
   };
   return made;
@@ -125,14 +136,17 @@ Gathered gather_one(OpKind kind, const Buffer& input, const Options& options) {
 }
 
 Handle<Gathered> first(const Handle<std::vector<Gathered>>& handle) {
-  return handle.map<Gathered>([](std::vector<Gathered> results) { return std::move(results.front()); });
+  return handle.map<Gathered>(
+      [](std::vector<Gathered> results) { return std::move(results.front()); });
 }
 
 }  // namespace
 
 std::vector<std::int64_t> even_splits(std::int64_t rows, int ranks, std::string_view name) {
   if (rows % ranks != 0)
-    throw InvalidArgument(formatted("alltoall '{}': {} rows cannot be divided evenly among {} ranks; give splits", name, rows, ranks));
+    throw InvalidArgument(
+        formatted("alltoall '{}': {} rows cannot be divided evenly among {} ranks; give splits",
+                  name, rows, ranks));
   return std::vector<std::int64_t>(static_cast<std::size_t>(ranks), rows / ranks);
 }
 
@@ -149,11 +163,13 @@ Gathered allgather(const Buffer& input, const AllgatherOptions& options) {
   const WorldScope scope(options.world);
   return gather_one(OpKind::Allgather, input, options);
 }
-Handle<std::vector<Gathered>> grouped_allgather_async(const std::vector<Buffer>& inputs, const AllgatherOptions& options) {
+Handle<std::vector<Gathered>> grouped_allgather_async(const std::vector<Buffer>& inputs,
+                                                      const AllgatherOptions& options) {
   const WorldScope scope(options.world);
   return submit_only(gathering(OpKind::Allgather, inputs, options));
 }
-std::vector<Gathered> grouped_allgather(const std::vector<Buffer>& inputs, const AllgatherOptions& options) {
+std::vector<Gathered> grouped_allgather(const std::vector<Buffer>& inputs,
+                                        const AllgatherOptions& options) {
   const WorldScope scope(options.world);
   return submit_and_wait(gathering(OpKind::Allgather, inputs, options));
 }
@@ -166,11 +182,13 @@ Gathered reducescatter(const Buffer& input, const ReducescatterOptions& options)
   const WorldScope scope(options.world);
   return gather_one(OpKind::Reducescatter, input, options);
 }
-Handle<std::vector<Gathered>> grouped_reducescatter_async(const std::vector<Buffer>& inputs, const ReducescatterOptions& options) {
+Handle<std::vector<Gathered>> grouped_reducescatter_async(const std::vector<Buffer>& inputs,
+                                                          const ReducescatterOptions& options) {
   const WorldScope scope(options.world);
   return submit_only(gathering(OpKind::Reducescatter, inputs, options));
 }
-std::vector<Gathered> grouped_reducescatter(const std::vector<Buffer>& inputs, const ReducescatterOptions& options) {
+std::vector<Gathered> grouped_reducescatter(const std::vector<Buffer>& inputs,
+                                            const ReducescatterOptions& options) {
   const WorldScope scope(options.world);
   return submit_and_wait(gathering(OpKind::Reducescatter, inputs, options));
 }
@@ -180,7 +198,9 @@ Handle<Exchanged> alltoall_async(const Buffer& input, const AlltoallBufferOption
   Gathering made = exchanging(input, options);
   auto running = engine();
   auto pending = running->submit(std::move(made.submission));
-  return {running, pending, [results = made.results, pending] { return exchanged(copy_of(results->front()), *pending); }};
+  return {running, pending, [results = made.results, pending] {
+            return exchanged(copy_of(results->front()), *pending);
+          }};
 }
 Exchanged alltoall(const Buffer& input, const AlltoallBufferOptions& options) {
   const WorldScope scope(options.world);
@@ -188,7 +208,8 @@ Exchanged alltoall(const Buffer& input, const AlltoallBufferOptions& options) {
     std::vector<std::int64_t> rows = splits_of(input, options);  // for each rank; then from each
     SmallCall call = small_call(OpKind::Alltoall, input, {}, options);
     call.splits = call.received = rows;
-    if (auto result = run_by_rows(call, input)) return {std::move(result->data), std::move(result->shape), std::move(rows)};
+    if (auto result = run_by_rows(call, input))
+      return {std::move(result->data), std::move(result->shape), std::move(rows)};
   }
   Gathering made = exchanging(input, options);
   const auto pending = submit_and_wait(std::move(made.submission));
@@ -198,7 +219,8 @@ Exchanged alltoall(const Buffer& input, const AlltoallBufferOptions& options) {
 std::vector<Bytes> gather_bytes(Engine& running, const Bytes& mine, std::string_view name) {
   Bytes copy = mine;
   const Buffer buffer{copy.data(), DataType::UInt8, {static_cast<std::int64_t>(copy.size())}, {}};
-  const Gathering made = gathering(OpKind::Allgather, {buffer}, AllgatherOptions{.name = std::string(name), .process_set = {}});
+  const Gathering made = gathering(OpKind::Allgather, {buffer},
+                                   AllgatherOptions{.name = std::string(name), .process_set = {}});
   const auto pending = running.submit(made.submission, After::Wait);
   running.wait(*pending);
   std::vector<Bytes> all;

@@ -26,8 +26,8 @@ struct Header {
 constexpr std::size_t kHeaderBytes = 64;
 static_assert(sizeof(Header) <= kHeaderBytes && std::atomic<std::uint32_t>::is_always_lock_free);
 
-/// The blocks that this rank has made, each until nobody holds it, or its world has ended: who has died holds it for good, and nobody opens
-/// or reuses it then.
+/// The blocks that this rank has made, each until nobody holds it, or its world has ended: who has
+/// died holds it for good, and nobody opens or reuses it then.
 class Made {
  public:
   void add(const std::shared_ptr<RunningWorld>& world, std::shared_ptr<void> memory) {
@@ -37,7 +37,8 @@ class Made {
   void give_back() {
     const std::lock_guard lock(mutex_);
     std::erase_if(blocks_, [](const Block& block) {
-      return block.world.expired() || static_cast<Header*>(block.memory.get())->users.load(std::memory_order_acquire) == 0;
+      return block.world.expired() ||
+             static_cast<Header*>(block.memory.get())->users.load(std::memory_order_acquire) == 0;
     });
   }
 
@@ -86,7 +87,9 @@ std::shared_ptr<void> open_host_memory(int maker, std::uint64_t place) {
   const LibraryCall call;
   const auto world = current_world();
   auto block = world->shared_at ? world->shared_at(maker, place) : nullptr;
-  if (!block) throw InvalidArgument(formatted("rank {} and rank {} share no memory", world->engine->topology().rank, maker));
+  if (!block)
+    throw InvalidArgument(
+        formatted("rank {} and rank {} share no memory", world->engine->topology().rank, maker));
   return used(std::move(block));
 }
 

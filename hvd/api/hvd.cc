@@ -36,7 +36,8 @@ std::int64_t control(std::string_view name, Shape ranks, int root) {
   submission.kind = OpKind::Control;
   submission.name = name;
   submission.root = root;
-  submission.tensors.push_back({nullptr, nullptr, DataType::Int64, std::move(ranks), nullptr, true});
+  submission.tensors.push_back(
+      {nullptr, nullptr, DataType::Int64, std::move(ranks), nullptr, true});
   return submit_and_wait(std::move(submission))->value;
 }
 
@@ -57,14 +58,18 @@ Stats stats() { return current_world()->engine->stats(); }
 
 void abort(const std::string& reason) { abort_engine(*engine(), reason); }
 void abort_engine(Engine& running, const std::string& reason) {
-  running.abort({Status::Code::RankFailed, formatted("rank {} called hvd::abort(): {}", running.topology().rank, reason)});
+  running.abort({Status::Code::RankFailed,
+                 formatted("rank {} called hvd::abort(): {}", running.topology().rank, reason)});
 }
 
 void start_timeline(const std::string& path, const TimelineOptions& options) {
   const LibraryCall call;
   const auto running = engine();
-  const auto exchange = [&running](const Bytes& mine) { return gather_bytes(*running, mine, "hvd.start_timeline"); };
-  running->timeline().start(path, options, running->config().timeline_max_bytes, running->topology(), exchange);
+  const auto exchange = [&running](const Bytes& mine) {
+    return gather_bytes(*running, mine, "hvd.start_timeline");
+  };
+  running->timeline().start(path, options, running->config().timeline_max_bytes,
+                            running->topology(), exchange);
 }
 void stop_timeline() {
   const LibraryCall call;
@@ -77,7 +82,8 @@ std::shared_ptr<void> allocate_shared(std::size_t bytes) {
   return world->allocate_shared ? world->allocate_shared(bytes) : nullptr;
 }
 
-std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataType dtype, const AllreduceOptions& options) {
+std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataType dtype,
+                                         const AllreduceOptions& options) {
   const WorldScope scope(options.world);
   Submission like;
   like.process_set = options.process_set.id();
@@ -87,7 +93,9 @@ std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataT
 }
 
 int ProcessSet::rank() const { return id_ == 0 ? topology()->rank : info(*this)->rank; }
-int ProcessSet::size() const { return id_ == 0 ? topology()->size : static_cast<int>(info(*this)->ranks.size()); }
+int ProcessSet::size() const {
+  return id_ == 0 ? topology()->size : static_cast<int>(info(*this)->ranks.size());
+}
 bool ProcessSet::included() const { return info(*this)->rank >= 0; }
 std::vector<int> ProcessSet::ranks() const { return info(*this)->ranks; }
 ProcessSet global_process_set() { return {}; }
@@ -101,7 +109,8 @@ void wait_for(Engine& engine, HandleState& pending) { engine.wait(pending); }
 bool wait_for(Engine& engine, HandleState& pending, std::chrono::nanoseconds time) {
   constexpr std::chrono::nanoseconds kLongestPause = std::chrono::microseconds(100);
   const auto begin = std::chrono::steady_clock::now();
-  for (std::chrono::nanoseconds pause = std::chrono::microseconds(5);; pause = std::min(2 * pause, kLongestPause)) {
+  for (std::chrono::nanoseconds pause = std::chrono::microseconds(5);;
+       pause = std::min(2 * pause, kLongestPause)) {
     if (engine.poll(pending)) return true;
     const std::chrono::nanoseconds spent = std::chrono::steady_clock::now() - begin;
     if (spent >= time) return false;
@@ -109,26 +118,31 @@ bool wait_for(Engine& engine, HandleState& pending, std::chrono::nanoseconds tim
   }
 }
 bool poll_for(Engine& engine, HandleState& pending) { return engine.poll(pending); }
-void call_after(Engine& engine, HandleState& pending, std::function<void()> function) { engine.then(pending, std::move(function)); }
+void call_after(Engine& engine, HandleState& pending, std::function<void()> function) {
+  engine.then(pending, std::move(function));
+}
 
 ProcessSet add_process_set(const std::vector<int>& ranks) {
   Shape ordered(ranks.begin(), ranks.end());
   std::sort(ordered.begin(), ordered.end());
   const bool distinct = std::adjacent_find(ordered.begin(), ordered.end()) == ordered.end();
   if (ordered.empty() || !distinct || ordered.front() < 0 || ordered.back() >= size())
-    throw InvalidArgument(
-        formatted("add_process_set: {} must be distinct ranks from 0 to {}", to_string(Shape(ranks.begin(), ranks.end())), size() - 1));
-  return ProcessSet(static_cast<int>(control(kAddProcessSet, std::move(ordered), 0)), current_world_number());
+    throw InvalidArgument(formatted("add_process_set: {} must be distinct ranks from 0 to {}",
+                                    to_string(Shape(ranks.begin(), ranks.end())), size() - 1));
+  return ProcessSet(static_cast<int>(control(kAddProcessSet, std::move(ordered), 0)),
+                    current_world_number());
 }
 
 void remove_process_set(const ProcessSet& process_set) {
-  if (process_set.id() == 0) throw InvalidArgument("remove_process_set: the global process set cannot be removed");
+  if (process_set.id() == 0)
+    throw InvalidArgument("remove_process_set: the global process set cannot be removed");
   const auto ranks = process_set.ranks();
   control(kRemoveProcessSet, Shape(ranks.begin(), ranks.end()), process_set.id());
 }
 
 int join(const ProcessSet& process_set) {
-  return static_cast<int>(submit_and_wait(request(OpKind::Join, SetOptions{kJoin, process_set}))->value);
+  return static_cast<int>(
+      submit_and_wait(request(OpKind::Join, SetOptions{kJoin, process_set}))->value);
 }
 
 void barrier(const ProcessSet& process_set) {

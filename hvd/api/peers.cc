@@ -12,9 +12,12 @@ namespace {
 
 PeerCall call_of(const Buffer& buffer, const PeerOptions& options, const char* what) {
   if (buffer.device.kind != DeviceKind::Cpu)
-    throw InvalidArgument(formatted("{}: the buffer is in memory of a GPU: copy it to the host", what));
-  if (!has_possible_sizes(buffer.shape)) throw InvalidArgument(formatted("{}: shape {} is impossible", what, to_string(buffer.shape)));
-  return {buffer.data, buffer.data, buffer.dtype, element_count(buffer.shape), options.peer, options.tag, {}};
+    throw InvalidArgument(
+        formatted("{}: the buffer is in memory of a GPU: copy it to the host", what));
+  if (!has_possible_sizes(buffer.shape))
+    throw InvalidArgument(formatted("{}: shape {} is impossible", what, to_string(buffer.shape)));
+  return {buffer.data, buffer.data, buffer.dtype, element_count(buffer.shape), options.peer,
+          options.tag, {}};
 }
 
 Handle<void> start_send(PeerCall call) {
@@ -43,18 +46,26 @@ int recv(const Buffer& buffer, const PeerOptions& options) {
   return world->engine->peer_calls().receive(call_of(buffer, options, "recv"));
 }
 
-std::vector<int> barrier_until(std::chrono::nanoseconds time) { return engine()->peer_calls().meet(time); }
+std::vector<int> barrier_until(std::chrono::nanoseconds time) {
+  return engine()->peer_calls().meet(time);
+}
 
-Handle<void> send_async(const Buffer& buffer, const PeerOptions& options) { return send_async(buffer, options, nullptr); }
-Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options) { return recv_async(buffer, options, nullptr); }
+Handle<void> send_async(const Buffer& buffer, const PeerOptions& options) {
+  return send_async(buffer, options, nullptr);
+}
+Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options) {
+  return recv_async(buffer, options, nullptr);
+}
 
-Handle<void> send_async(const Buffer& buffer, const PeerOptions& options, std::shared_ptr<void> owner) {
+Handle<void> send_async(const Buffer& buffer, const PeerOptions& options,
+                        std::shared_ptr<void> owner) {
   const WorldScope scope(options.world);
   PeerCall call = call_of(buffer, options, "send");
   call.keep_alive = std::move(owner);
   return start_send(std::move(call));
 }
-Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options, std::shared_ptr<void> owner) {
+Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options,
+                       std::shared_ptr<void> owner) {
   const WorldScope scope(options.world);
   PeerCall call = call_of(buffer, options, "recv");
   call.keep_alive = std::move(owner);

@@ -1,6 +1,6 @@
 #pragma once
-/// RepeatedCall is the common part of persistent operations (`hvd::allreduce_init` and the others) on buffers and on tensors. Errors are
-/// those of hvd/hvd.h.
+/// RepeatedCall is the common part of persistent operations (`hvd::allreduce_init` and the others)
+/// on buffers and on tensors. Errors are those of hvd/hvd.h.
 
 #include <cstdint>
 #include <memory>
@@ -14,22 +14,26 @@
 
 namespace hvd {
 
-/// An operation on memory that stays. It keeps what a start needs: the submission, which was checked once, and what the engine has found
-/// for it, so that the next start looks nothing up. One thread at a time uses it.
+/// An operation on memory that stays. It keeps what a start needs: the submission, which was
+/// checked once, and what the engine has found for it, so that the next start looks nothing up. One
+/// thread at a time uses it.
 class HVD_BETWEEN_LIBRARIES RepeatedCall {
  public:
-  /// Keeps `submission`, of one tensor, which Engine::check has let pass and which has a name. `output`: where the result goes. Its
-  /// `keep_alive`, if it has one, owns the memory and not this object.
+  /// Keeps `submission`, of one tensor, which Engine::check has let pass and which has a name.
+  /// `output`: where the result goes. Its `keep_alive`, if it has one, owns the memory and not this
+  /// object.
   RepeatedCall(std::shared_ptr<Engine> engine, Submission submission, void* output);
-  /// Waits for an operation that is under way if nobody keeps its memory alive; otherwise leaves it to itself.
+  /// Waits for an operation that is under way if nobody keeps its memory alive; otherwise leaves it
+  /// to itself.
   ~RepeatedCall();
   RepeatedCall(const RepeatedCall&) = delete;
   RepeatedCall& operator=(const RepeatedCall&) = delete;
 
-  /// Starts it; it must not be under way. Throws what Engine::submit throws, and InvalidArgument if the library was started anew since;
-  /// nothing has happened then.
+  /// Starts it; it must not be under way. Throws what Engine::submit throws, and InvalidArgument if
+  /// the library was started anew since; nothing has happened then.
   void start();
-  /// Waits for what was started last and throws what it failed with. Returns at once if it is not under way.
+  /// Waits for what was started last and throws what it failed with. Returns at once if it is not
+  /// under way.
   void wait();
   /// Returns whether `wait()` would return at once; does a little driving.
   [[nodiscard]] bool done() const;
@@ -50,8 +54,8 @@ class HVD_BETWEEN_LIBRARIES RepeatedCall {
   std::shared_ptr<HandleState> pending_;
 };
 
-/// Gives the options a name if they have none: the same on all ranks that make such operations in the same order. To be called last, when
-/// nothing can be refused any more.
+/// Gives the options a name if they have none: the same on all ranks that make such operations in
+/// the same order. To be called last, when nothing can be refused any more.
 template <class Options>
 void make_name(Engine& running, OpKind kind, Options& options) {
   if (options.name.empty()) options.name = running.persistent_name(options.process_set.id(), kind);

@@ -11,10 +11,12 @@ namespace hvd {
 
 namespace {
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kWasted = 4;  // a result may get a block that is larger than itself by one part of so many
+// a result may get a block that is larger than itself by one part of so many
+constexpr std::size_t kWasted = 4;
 }  // namespace
 
-ResultPool::ResultPool(std::shared_ptr<ResultMemory> memory, Limits limits) : memory_(std::move(memory)), limits_(limits) {}
+ResultPool::ResultPool(std::shared_ptr<ResultMemory> memory, Limits limits)
+    : memory_(std::move(memory)), limits_(limits) {}
 
 ResultPool::~ResultPool() {
   if (made_.still_here()) give_back(kept_);
@@ -29,11 +31,13 @@ void ResultPool::give_back(const Blocks& blocks) noexcept {
   for (const Block& block : blocks) memory_->give_back(block.memory, block.bytes);
 }
 
-/// Takes a cached block, and makes `bytes` those of the block; null where none fits. Requires the mutex.
+/// Takes a cached block, and makes `bytes` those of the block; null where none fits. Requires the
+/// mutex.
 std::byte* ResultPool::take(std::size_t& bytes) {
   const auto least = by_bytes_.lower_bound(bytes);
   if (least == by_bytes_.end() || least->first > bytes + bytes / kWasted) return nullptr;
-  const auto last = std::prev(by_bytes_.upper_bound(least->first));  // most of it may still be in a cache
+  // most of it may still be in a cache
+  const auto last = std::prev(by_bytes_.upper_bound(least->first));
   const Block block = *last->second;
   kept_.erase(last->second);
   by_bytes_.erase(last);
@@ -42,13 +46,15 @@ std::byte* ResultPool::take(std::size_t& bytes) {
   return block.memory;
 }
 
-/// Returns the blocks to be given back so that at most so many bytes are cached. Requires the mutex.
+/// Returns the blocks to be given back so that at most so many bytes are cached. Requires the
+/// mutex.
 ResultPool::Blocks ResultPool::drop_oldest(std::size_t until_kept) {
   Blocks dropped;
   while (kept_bytes_ > until_kept) {
     const auto oldest = kept_.begin();
     const auto [first, last] = by_bytes_.equal_range(oldest->bytes);
-    by_bytes_.erase(std::find_if(first, last, [&](const auto& entry) { return entry.second == oldest; }));
+    by_bytes_.erase(
+        std::find_if(first, last, [&](const auto& entry) { return entry.second == oldest; }));
     kept_bytes_ -= oldest->bytes;
     all_bytes_ -= oldest->bytes;
     dropped.splice(dropped.end(), kept_, oldest);
@@ -96,13 +102,15 @@ std::byte* ResultPool::make(std::size_t bytes) {
 std::shared_ptr<void> ResultPool::owned(Block block) {
   const bool seen = memory_->is_seen_by_children();
   const std::uint64_t born = seen ? ChildWatch::instance().begin() : 0;
-  return {block.memory, [pool = weak_from_this(), memory = memory_, block, seen, born, made = MadeHere()](void*) {
+  return {block.memory,
+          [pool = weak_from_this(), memory = memory_, block, seen, born, made = MadeHere()](void*) {
             const InsideLibrary inside;
             if (!made.still_here()) return;
             const std::uint64_t ended = seen ? ChildWatch::instance().end() : 0;
             if (const auto running = pool.lock()) return running->end({block, born, ended});
             // What a child still sees stays as it is until the last block of the memory is gone.
-            if (ChildWatch::instance().are_gone(born, ended)) memory->give_back(block.memory, block.bytes);
+            if (ChildWatch::instance().are_gone(born, ended))
+              memory->give_back(block.memory, block.bytes);
           }};
 }
 
@@ -129,7 +137,8 @@ ResultPool::Blocks ResultPool::keep(Blocks& back) {
   return drop_oldest(limits_.kept_bytes);
 }
 
-/// Caches the blocks that no child sees any more. Returns those to be given back for them. Requires the mutex.
+/// Caches the blocks that no child sees any more. Returns those to be given back for them. Requires
+/// the mutex.
 ResultPool::Blocks ResultPool::keep_unseen() {
   Blocks dropped;
   std::erase_if(seen_, [&](const Seen& block) {

@@ -1,8 +1,10 @@
 #pragma once
-/// A ResultPool has the memory for results that are new each time: when one ends, its block is cached for the next of about that size,
-/// which then needs no new pages of the system. One that a child sees which was forked meanwhile waits until that has ended. Any thread;
-/// blocks may end in any, also after the pool, and in a process that was forked from this one, where nothing happens then. The pool owns
-/// what it keeps; the blocks in use belong to their users. Where it has no room it says so by null, and ordinary memory is to be taken.
+/// A ResultPool has the memory for results that are new each time: when one ends, its block is
+/// cached for the next of about that size, which then needs no new pages of the system. One that a
+/// child sees which was forked meanwhile waits until that has ended. Any thread; blocks may end in
+/// any, also after the pool, and in a process that was forked from this one, where nothing happens
+/// then. The pool owns what it keeps; the blocks in use belong to their users. Where it has no room
+/// it says so by null, and ordinary memory is to be taken.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +27,8 @@ class ResultMemory {
   virtual std::byte* allocate(std::size_t bytes) = 0;
   /// Gives block and pages back to the system.
   virtual void give_back(std::byte* block, std::size_t bytes) noexcept = 0;
-  /// Returns whether a child that is forked from this process sees what is written to the blocks afterwards.
+  /// Returns whether a child that is forked from this process sees what is written to the blocks
+  /// afterwards.
   [[nodiscard]] virtual bool is_seen_by_children() const { return false; }
 };
 
@@ -43,8 +46,8 @@ class HVD_BETWEEN_LIBRARIES ResultPool : public std::enable_shared_from_this<Res
   ResultPool(const ResultPool&) = delete;
   ResultPool& operator=(const ResultPool&) = delete;
 
-  /// Returns uninitialised memory of at least `bytes`, aligned to a page. Null for what is small, what is larger than all that the pool may
-  /// keep, and where blocks in use leave no room.
+  /// Returns uninitialised memory of at least `bytes`, aligned to a page. Null for what is small,
+  /// what is larger than all that the pool may keep, and where blocks in use leave no room.
   std::shared_ptr<void> allocate(std::size_t bytes);
   [[nodiscard]] std::size_t kept_bytes() const;
 

@@ -36,11 +36,12 @@ struct Global {
   std::vector<std::function<void()>> hooks;
 };
 
-/// Never destroyed: a process that ends without shutdown() ends as it is, and its death tells the others.
+/// Never destroyed: a process that ends without shutdown() ends as it is, and its death tells the
+/// others.
 Global& global() {
   static auto* const instance = [] {
-    // A fork() must not come while another thread of the process, which the child will not have, holds the mutex. This thread may hold it
-    // where a signal handler forks.
+    // A fork() must not come while another thread of the process, which the child will not have,
+    // holds the mutex. This thread may hold it where a signal handler forks.
     static constexpr auto lock = [] {
       if (!is_inside_library()) global().mutex.lock();
     };
@@ -53,7 +54,8 @@ Global& global() {
   return *instance;
 }
 
-/// Puts another world, or none, in the place of the one that is there, and returns that. Requires the mutex.
+/// Puts another world, or none, in the place of the one that is there, and returns that. Requires
+/// the mutex.
 std::shared_ptr<RunningWorld> exchange_world(std::shared_ptr<RunningWorld> next) {
   global().changes.fetch_add(1);
   return std::exchange(global().world, std::move(next));
@@ -92,8 +94,9 @@ void join_lasting() {
   if (global().lasting.joinable()) global().lasting.join();
 }
 
-/// Ends the world as `shutdown()` does, in one thread at a time: the others find no world when their turn comes. Returns the world that has
-/// ended, here at least. `waits`: on all ranks, however long that takes.
+/// Ends the world as `shutdown()` does, in one thread at a time: the others find no world when
+/// their turn comes. Returns the world that has ended, here at least. `waits`: on all ranks,
+/// however long that takes.
 std::shared_ptr<RunningWorld> end_world(bool waits) {
   const std::lock_guard ending(global().ending);
   std::shared_ptr<RunningWorld> world;
@@ -122,13 +125,15 @@ struct Known {
   Known(const Known&) = delete;
   Known& operator=(const Known&) = delete;
   ~Known() { is_gone = true; }
-  static thread_local constinit bool is_gone;  // destructors of what lives longer may still call the library
+  // destructors of what lives longer may still call the library
+  static thread_local constinit bool is_gone;
 };
 thread_local constinit bool Known::is_gone = false;
 
 std::shared_ptr<RunningWorld> find_world() {
   const std::lock_guard lock(global().mutex);
-  if (!global().world) throw NotInitialized("hvd::init() has not been called, or hvd::shutdown() has");
+  if (!global().world)
+    throw NotInitialized("hvd::init() has not been called, or hvd::shutdown() has");
   return global().world;
 }
 
@@ -156,7 +161,9 @@ std::shared_ptr<RunningWorld> current_world_if_any() {
   return global().world;
 }
 
-bool try_fast_path(const SmallCall& call) { return current_world()->engine->small_calls().try_run(call); }
+bool try_fast_path(const SmallCall& call) {
+  return current_world()->engine->small_calls().try_run(call);
+}
 
 std::shared_ptr<ResultPool> result_pool() {
   const auto world = current_world_if_any();
@@ -173,7 +180,8 @@ void install_world(RunningWorld world) {
     exchange_world(std::make_shared<RunningWorld>(std::move(world)));
     hooks = global().hooks;
   }
-  const WorldScope scope(World(), WorldScope::kAlsoGlobal);  // init() may be called inside of another world's
+  // init() may be called inside of another world's
+  const WorldScope scope(World(), WorldScope::kAlsoGlobal);
   for (const auto& hook : hooks) hook();
 }
 
@@ -216,22 +224,28 @@ void desert_world(int exit_status) noexcept {
   if (!world) return;
   try {
     const InsideLibrary inside;
-    const bool told =
-        world->engine->desert({Status::Code::RankFailed, formatted("rank {} ended with exit status {} without hvd::shutdown()",
-                                                                   world->engine->topology().rank, exit_status)});
+    const bool told = world->engine->desert(
+        {Status::Code::RankFailed,
+         formatted("rank {} ended with exit status {} without hvd::shutdown()",
+                   world->engine->topology().rank, exit_status)});
     if (told && world->flush) world->flush();
-    static auto* const kept = new std::shared_ptr<RunningWorld>;  // threads of this rank may still use it
+    // threads of this rank may still use it
+    static auto* const kept = new std::shared_ptr<RunningWorld>;
     *kept = world;
   } catch (...) {
     log(LogLevel::Error, "at the end of the process: {}", status_of_current_exception().text());
   }
 }
 
-std::uint64_t current_world_number() { return chosen_world() != nullptr ? chosen_world()->number() : 0; }
+std::uint64_t current_world_number() {
+  return chosen_world() != nullptr ? chosen_world()->number() : 0;
+}
 
 void require_set_of_current_world(const ProcessSet& set) {
-  if (set.world_number() == ProcessSet::kAnyWorld || set.world_number() == current_world_number()) return;
-  throw InvalidArgument(formatted("process set {} is one of another world; make it in the world of the operation", set.id()));
+  if (set.world_number() == ProcessSet::kAnyWorld || set.world_number() == current_world_number())
+    return;
+  throw InvalidArgument(formatted(
+      "process set {} is one of another world; make it in the world of the operation", set.id()));
 }
 
 std::shared_ptr<Engine> engine() { return current_world()->engine; }

@@ -1,7 +1,7 @@
 #pragma once
-/// The global world, and the one that a thread's calls mean. The global one is the only global state of the library; any thread may ask for
-/// it, `init()` and `shutdown()` alone change it.
-/// In a process that was forked from a rank there is none (hvd/base/process.h).
+/// The global world, and the one that a thread's calls mean. The global one is the only global
+/// state of the library; any thread may ask for it, `init()` and `shutdown()` alone change it. In a
+/// process that was forked from a rank there is none (hvd/base/process.h).
 
 #include <cstdint>
 #include <functional>
@@ -15,13 +15,15 @@
 
 namespace hvd {
 
-/// Returns the world that this thread's calls mean. Throws NotInitialized, also in a process that was forked from a rank.
+/// Returns the world that this thread's calls mean. Throws NotInitialized, also in a process that
+/// was forked from a rank.
 std::shared_ptr<RunningWorld> current_world();
 /// Returns the same; null where there is none, or no more, or this process was forked from a rank.
 std::shared_ptr<RunningWorld> current_world_if_any();
 /// Returns the number of the world that this thread's calls mean: 0 for the global one.
 HVD_BETWEEN_LIBRARIES std::uint64_t current_world_number();
-/// Throws InvalidArgument where this thread's calls mean another world than that of an object which was made in `world`.
+/// Throws InvalidArgument where this thread's calls mean another world than that of an object which
+/// was made in `world`.
 HVD_BETWEEN_LIBRARIES void require_current(const World& world, std::string_view what);
 /// Throws InvalidArgument where the set is one of another world.
 HVD_BETWEEN_LIBRARIES void require_set_of_current_world(const ProcessSet& set);
@@ -38,16 +40,20 @@ void install_world(RunningWorld world);
 void abort_engine(Engine& running, const std::string& reason);
 /// Returns whether there is a global one.
 bool has_world();
-/// Returns when no thread is ending one, and none lasts that this rank has left: the ranks would meet for two things at once.
+/// Returns when no thread is ending one, and none lasts that this rank has left: the ranks would
+/// meet for two things at once.
 void await_end_of_world();
-/// Ends the global world in order, as `shutdown()` does: waits until all other ranks leave too, or one has died or the world has failed.
-/// Does nothing where there is no world. Where another thread is ending it, waits for that. For the end of the process, or of MPI.
+/// Ends the global world in order, as `shutdown()` does: waits until all other ranks leave too, or
+/// one has died or the world has failed. Does nothing where there is no world. Where another thread
+/// is ending it, waits for that. For the end of the process, or of MPI.
 void leave_world() noexcept;
-/// Leaves the global world as it is, for the end of a process with another status than 0: the ranks of this host see it die; those of other
-/// hosts are told where this rank speaks for its own. Waits for nobody.
+/// Leaves the global world as it is, for the end of a process with another status than 0: the ranks
+/// of this host see it die; those of other hosts are told where this rank speaks for its own. Waits
+/// for nobody.
 void desert_world(int exit_status) noexcept;
 
-/// Called after every `init()` from now on, in its thread: for front ends that set themselves up then.
+/// Called after every `init()` from now on, in its thread: for front ends that set themselves up
+/// then.
 HVD_BETWEEN_LIBRARIES void on_init(std::function<void()> hook);
 
 }  // namespace hvd

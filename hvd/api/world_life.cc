@@ -31,16 +31,19 @@ Living& living() {
   return *all;
 }
 
-bool end_world(std::shared_ptr<RunningWorld> world, const std::string& name, std::chrono::milliseconds patience) noexcept {
+bool end_world(std::shared_ptr<RunningWorld> world, const std::string& name,
+               std::chrono::milliseconds patience) noexcept {
   try {
     const InsideLibrary inside;
     const bool clean = world->engine->shutdown(
-        patience, {Status::Code::RankFailed, formatted("rank {} has left the world '{}'", world->engine->topology().rank, name)});
+        patience, {Status::Code::RankFailed, formatted("rank {} has left the world '{}'",
+                                                       world->engine->topology().rank, name)});
     if (clean && world->close) world->close(clean);
     if (!clean && world->flush) world->flush();
     return clean;
   } catch (...) {
-    log(LogLevel::Error, "at the end of the world '{}': {}", name, status_of_current_exception().text());
+    log(LogLevel::Error, "at the end of the world '{}': {}", name,
+        status_of_current_exception().text());
     return false;
   }
 }
@@ -52,10 +55,12 @@ WorldLife*& chosen_world() {
   return chosen;
 }
 
-// ------------------------------------------------------------------------------------------------------------------ WorldLife
+// --------------------------------------------------------------------------------------- WorldLife
 
 WorldLife::WorldLife(RunningWorld world, std::string name)
-    : name_(std::move(name)), number_(next_world_number()), running_(std::make_shared<RunningWorld>(std::move(world))) {
+    : name_(std::move(name)),
+      number_(next_world_number()),
+      running_(std::make_shared<RunningWorld>(std::move(world))) {
   const std::lock_guard lock(living().mutex);
   living().worlds.push_back(this);
 }
@@ -75,7 +80,9 @@ WorldLife::~WorldLife() {
   }
   // The last value has gone with an operation, in a thread that the world needs for its end.
   try {
-    std::thread([world = running_, name = name_]() mutable { end_world(std::move(world), name, kPatience); }).detach();
+    std::thread([world = running_, name = name_]() mutable {
+      end_world(std::move(world), name, kPatience);
+    }).detach();
     running_ = nullptr;
   } catch (const std::system_error&) {
     keep_for_ever(std::move(running_));
@@ -112,13 +119,15 @@ bool WorldLife::end(std::chrono::milliseconds patience) noexcept {
 }
 
 void WorldLife::leave_all() noexcept {
-  std::vector<std::shared_ptr<WorldLife>> all;  // who has the last value of another is leaving that one
+  // who has the last value of another is leaving that one
+  std::vector<std::shared_ptr<WorldLife>> all;
   {
     const std::lock_guard lock(living().mutex);
     for (WorldLife* world : living().worlds)
       if (auto held = world->weak_from_this().lock()) all.push_back(std::move(held));
   }
-  for (const auto& world : all) static_cast<void>(world->end(0ms));  // what is pending goes with it, perhaps with the last value
+  // what is pending goes with it, perhaps with the last value
+  for (const auto& world : all) static_cast<void>(world->end(0ms));
 }
 
 }  // namespace hvd

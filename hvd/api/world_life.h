@@ -13,7 +13,8 @@
 
 namespace hvd {
 
-/// The life of a world beside the global one, from its making until this member leaves it. Any thread.
+/// The life of a world beside the global one, from its making until this member leaves it. Any
+/// thread.
 class WorldLife : public std::enable_shared_from_this<WorldLife> {
  public:
   WorldLife(RunningWorld world, std::string name);
@@ -33,8 +34,8 @@ class WorldLife : public std::enable_shared_from_this<WorldLife> {
   [[nodiscard]] std::uint64_t number() const { return number_; }
   /// Leaves it: waits a moment for others that do so too.
   void leave() noexcept { static_cast<void>(end(kPatience)); }
-  /// Ends it in order with the others, or leaves it to them if they have not come after `patience`. Returns whether all came. Does nothing
-  /// where it was left before.
+  /// Ends it in order with the others, or leaves it to them if they have not come after `patience`.
+  /// Returns whether all came. Does nothing where it was left before.
   bool end(std::chrono::milliseconds patience) noexcept;
   /// Leaves all worlds of this process that are still there, waiting for nobody: for its end.
   static void leave_all() noexcept;
@@ -50,7 +51,8 @@ class WorldLife : public std::enable_shared_from_this<WorldLife> {
   std::weak_ptr<RunningWorld> ending_;
 };
 
-/// Returns the life of the world that the innermost WorldScope of this thread is of; null outside of them.
+/// Returns the life of the world that the innermost WorldScope of this thread is of; null outside
+/// of them.
 [[nodiscard]] WorldLife*& chosen_world();
 
 }  // namespace hvd

@@ -19,8 +19,9 @@ World World::current() {
 
 void require_current(const World& world, std::string_view what) {
   if (world == World::current()) return;
-  throw InvalidArgument(formatted("{}: it was made in {}; call it there, inside of World::run or a WorldScope", what,
-                                  world == World() ? "the global world" : formatted("the world '{}'", world.name())));
+  throw InvalidArgument(
+      formatted("{}: it was made in {}; call it there, inside of World::run or a WorldScope", what,
+                world == World() ? "the global world" : formatted("the world '{}'", world.name())));
 }
 
 int World::rank() const {
@@ -54,12 +55,14 @@ bool World::is_running() const {
 }
 
 void World::leave() {
-  if (!life_) throw InvalidArgument("World::leave() of the global world, which hvd::shutdown() ends");
+  if (!life_)
+    throw InvalidArgument("World::leave() of the global world, which hvd::shutdown() ends");
   const LibraryCall call;
   life_->leave();
 }
 bool World::shutdown() {
-  if (!life_) throw InvalidArgument("World::shutdown() of the global world, which hvd::shutdown() ends");
+  if (!life_)
+    throw InvalidArgument("World::shutdown() of the global world, which hvd::shutdown() ends");
   const LibraryCall call;
   return life_->end(std::chrono::hours(24 * 365));
 }

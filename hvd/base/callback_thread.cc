@@ -34,7 +34,8 @@ struct Shared {
 std::atomic<Shared*> current{nullptr};
 thread_local constinit bool is_callback_thread = false;
 
-/// Runs in a child, which has no such thread. What the parent's shares may be locked, and is left as it is.
+/// Runs in a child, which has no such thread. What the parent's shares may be locked, and is left
+/// as it is.
 void begin_anew() { current.store(nullptr, std::memory_order_relaxed); }
 [[maybe_unused]] const int watches_forks = ::pthread_atfork(nullptr, nullptr, begin_anew);
 
@@ -42,7 +43,8 @@ Shared& shared() {
   Shared* found = current.load(std::memory_order_acquire);
   if (found != nullptr) return *found;
   auto made = std::make_unique<Shared>();
-  if (current.compare_exchange_strong(found, made.get(), std::memory_order_acq_rel)) return *made.release();
+  if (current.compare_exchange_strong(found, made.get(), std::memory_order_acq_rel))
+    return *made.release();
   return *found;
 }
 
@@ -81,7 +83,8 @@ void at_exit() {
   Shared* const with = current.load(std::memory_order_acquire);
   if (with == nullptr || is_callback_thread || is_inside_library()) return;
   std::unique_lock lock(with->mutex);
-  with->called.wait_for(lock, kExitPatience, [&] { return with->first == nullptr && !with->calls; });
+  with->called.wait_for(lock, kExitPatience,
+                        [&] { return with->first == nullptr && !with->calls; });
 }
 
 }  // namespace
@@ -108,7 +111,8 @@ void CallbackThread::post(std::shared_ptr<Callbacks> callbacks) noexcept {
 
 bool CallbackThread::is_here() { return is_callback_thread; }
 
-bool CallbackThread::wait_until_called(const std::atomic<std::uint64_t>& left, std::chrono::nanoseconds patience) {
+bool CallbackThread::wait_until_called(const std::atomic<std::uint64_t>& left,
+                                       std::chrono::nanoseconds patience) {
   const auto is_zero = [&] { return left.load(std::memory_order_acquire) == 0; };
   if (is_zero() || is_callback_thread) return is_zero();
   Shared* const with = current.load(std::memory_order_acquire);

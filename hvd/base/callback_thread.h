@@ -1,8 +1,9 @@
 #pragma once
-/// CallbackThread is the one thread of the process that calls functions of the program which were given to `Handle::then`: one after the
-/// other, in the order in which they were posted. It holds no lock meanwhile, and has nothing of an engine. It starts when it is first
-/// needed and ends with the process. A process that was forked has none, and calls nothing that was posted before: one starts there when
-/// one is needed. Any thread.
+/// CallbackThread is the one thread of the process that calls functions of the program which were
+/// given to `Handle::then`: one after the other, in the order in which they were posted. It holds
+/// no lock meanwhile, and has nothing of an engine. It starts when it is first needed and ends with
+/// the process. A process that was forked has none, and calls nothing that was posted before: one
+/// starts there when one is needed. Any thread.
 // Tested in tests/hvd/base/callback_thread_test.cc
 
 #include <atomic>
@@ -18,7 +19,8 @@ namespace hvd {
 struct Callbacks {
   std::vector<std::function<void()>> functions;
   std::shared_ptr<void> kept;  ///< let go of after the last one
-  /// Goes down by as many when they are over: called, with all that they owned destroyed, and `kept` let go of. Not null.
+  /// Goes down by as many when they are over: called, with all that they owned destroyed, and
+  /// `kept` let go of. Not null.
   std::shared_ptr<std::atomic<std::uint64_t>> left;
   std::shared_ptr<Callbacks> next;  ///< the queue's own
 };
@@ -31,8 +33,10 @@ class CallbackThread {
   static void post(std::shared_ptr<Callbacks> callbacks) noexcept;
   /// Returns whether the calling thread is that thread.
   [[nodiscard]] static bool is_here();
-  /// Waits until `left` is zero, for `patience` at most. Returns whether it is; in the thread itself at once.
-  static bool wait_until_called(const std::atomic<std::uint64_t>& left, std::chrono::nanoseconds patience);
+  /// Waits until `left` is zero, for `patience` at most. Returns whether it is; in the thread
+  /// itself at once.
+  static bool wait_until_called(const std::atomic<std::uint64_t>& left,
+                                std::chrono::nanoseconds patience);
 };
 
 }  // namespace hvd

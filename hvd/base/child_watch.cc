@@ -15,7 +15,8 @@ thread_local constinit bool holds_mutex = false;  // since before_fork()
 
 ChildWatch& ChildWatch::instance() {
   static auto* const watch = [] {
-    ::pthread_atfork([] { instance().before_fork(); }, [] { instance().after_fork(false); }, [] { instance().after_fork(true); });
+    ::pthread_atfork([] { instance().before_fork(); }, [] { instance().after_fork(false); },
+                     [] { instance().after_fork(true); });
     return new ChildWatch;
   }();
   return *watch;
@@ -37,20 +38,23 @@ bool ChildWatch::are_gone(std::uint64_t after, std::uint64_t last) {
   if (after == last) return true;
   const std::lock_guard lock(mutex_);
   forget_ended();
-  return std::none_of(children_.begin(), children_.end(), [&](const Child& child) { return child.fork > after && child.fork <= last; });
+  return std::none_of(children_.begin(), children_.end(),
+                      [&](const Child& child) { return child.fork > after && child.fork <= last; });
 }
 
 /// Requires the mutex.
 void ChildWatch::forget_ended() {
   std::erase_if(children_, [](const Child& child) {
     pollfd state{child.alive, 0, 0};
-    if (child.alive < 0 || ::poll(&state, 1, 0) != 1 || (state.revents & POLLHUP) == 0) return false;
+    if (child.alive < 0 || ::poll(&state, 1, 0) != 1 || (state.revents & POLLHUP) == 0)
+      return false;
     ::close(child.alive);
     return true;
   });
 }
 
-/// A signal handler that has interrupted the library may fork: the mutex may be this thread's own then, and what it guards half changed.
+/// A signal handler that has interrupted the library may fork: the mutex may be this thread's own
+/// then, and what it guards half changed.
 void ChildWatch::before_fork() {
   if (is_inside_library()) return;
   mutex_.lock();

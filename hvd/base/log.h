@@ -1,6 +1,6 @@
 #pragma once
-/// These functions print lines to standard error, with one write each, so that ranks do not tear each other's lines. Any thread may call
-/// them; they never fail.
+/// These functions print lines to standard error, with one write each, so that ranks do not tear
+/// each other's lines. Any thread may call them; they never fail.
 // Tested in tests/hvd/negotiation/patience_test.cc
 
 #include <string_view>

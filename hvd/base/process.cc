@@ -37,14 +37,16 @@ void become_rank_of_some_world(int rank) noexcept {
 }
 
 void cease_to_be_rank() noexcept {
-  if (!was_in_some_world.load(std::memory_order_relaxed)) own_rank.store(kNoRank, std::memory_order_relaxed);
+  if (!was_in_some_world.load(std::memory_order_relaxed))
+    own_rank.store(kNoRank, std::memory_order_relaxed);
 }
 
 const char* describe_fork() noexcept {
   static thread_local std::array<char, 256> text;
   std::snprintf(text.data(), text.size(),
-                "this process was forked from rank %d and is no rank: hvd and MPI work in the process that called hvd::init() only; start "
-                "programs by posix_spawn or fork() and exec(), and fork workers before hvd::init()",
+                "this process was forked from rank %d and is no rank: hvd and MPI work in the "
+                "process that called hvd::init() only; start programs by posix_spawn or fork() and "
+                "exec(), and fork workers before hvd::init()",
                 detail::forked_from.load(std::memory_order_relaxed));
   return text.data();
 }

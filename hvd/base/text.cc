@@ -6,9 +6,12 @@ namespace hvd {
 
 namespace {
 
-/// Length of the character that `text` begins with, 0 if it is not UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF.
+/// Length of the character that `text` begins with, 0 if it is not UTF-8: no overlong forms, no
+/// surrogates, nothing above U+10FFFF.
 std::size_t utf8_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
+  const auto byte = [&](std::size_t i) {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;
+  };
   const unsigned first = byte(0);
   if (first < 0x80) return 1;
   if (first < 0xC2 || first > 0xF4) return 0;
@@ -54,7 +57,8 @@ std::string rank_list(std::span<const int> ranks) {
     std::size_t last = i;
     while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
     const char* separator = text.empty() ? "" : ", ";
-    text += last == i ? formatted("{}{}", separator, ranks[i]) : formatted("{}{}-{}", separator, ranks[i], ranks[last]);
+    text += last == i ? formatted("{}{}", separator, ranks[i])
+                      : formatted("{}{}-{}", separator, ranks[i], ranks[last]);
     i = last + 1;
   }
   return text;

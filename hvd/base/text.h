@@ -1,9 +1,9 @@
 #pragma once
-/// These functions make text from a format string, which is checked at compile time, and values; the formats are fmt's. Any thread may call
-/// them.
-/// fmt is header-only here (the LibTorch wheel puts its own, newer fmt on the include path, which does not go with the system's compiled
-/// one). Its machinery costs 8 s in every file that formats, 20 s with sanitizers; so each library compiles it once, for the fmt that it
-/// sees.
+/// These functions make text from a format string, which is checked at compile time, and values;
+/// the formats are fmt's. Any thread may call them. fmt is header-only here (the LibTorch wheel
+/// puts its own, newer fmt on the include path, which does not go with the system's compiled one).
+/// Its machinery costs 8 s in every file that formats, 20 s with sanitizers; so each library
+/// compiles it once, for the fmt that it sees.
 
 #include <fmt/core.h>
 
@@ -39,7 +39,8 @@ std::string joined(const Range& items, std::string_view between) {
   return text;
 }
 
-/// Returns `text` between quotes, as JSON wants it: no more than `most` bytes of it, what is not UTF-8 replaced.
+/// Returns `text` between quotes, as JSON wants it: no more than `most` bytes of it, what is not
+/// UTF-8 replaced.
 std::string json_string(std::string_view text, std::size_t most = 256);
 
 /// Returns ascending numbers as "0-2, 5".

@@ -1,5 +1,7 @@
-/// The definition of what `hvd/base/text.h` declares. Each library that formats text compiles this file, for the fmt that it sees.
-// Tested in tests/hvd/base/text_test.cc, tests/torch_bindings/collectives/operation_test.cc, tests/package/run.sh
+/// The definition of what `hvd/base/text.h` declares. Each library that formats text compiles this
+/// file, for the fmt that it sees.
+// Tested in tests/hvd/base/text_test.cc, tests/torch_bindings/collectives/operation_test.cc,
+// tests/package/run.sh
 #include <fmt/format.h>
 
 #include "hvd/base/text.h"

@@ -13,7 +13,8 @@ namespace hvd {
 
 namespace {
 
-/// More than the process's mask says where its launcher has bound it: asked for all cores, the kernel gives those of the cpuset.
+/// More than the process's mask says where its launcher has bound it: asked for all cores, the
+/// kernel gives those of the cpuset.
 cpu_set_t usable_cores() {
   cpu_set_t usable;
   CPU_ZERO(&usable);
@@ -32,7 +33,8 @@ cpu_set_t usable_cores() {
 std::string affinity_problem(const std::vector<int>& cores, int local_rank, int local_size) {
   if (cores.empty()) return {};
   const auto refusal = [&](const std::string& allowed) {
-    return formatted("HVD_THREAD_AFFINITY: '{}' is not allowed; it must be {}", joined(cores, ","), allowed);
+    return formatted("HVD_THREAD_AFFINITY: '{}' is not allowed; it must be {}", joined(cores, ","),
+                     allowed);
   };
   if (cores.size() < static_cast<std::size_t>(local_size))
     return refusal(formatted("a core for each of the {} ranks of the host", local_size));
@@ -52,7 +54,8 @@ void pin_this_thread(const std::vector<int>& cores, int local_rank) {
   CPU_ZERO(&only);
   if (core >= 0 && core < CPU_SETSIZE) CPU_SET(static_cast<unsigned>(core), &only);
   if (const int error = ::pthread_setaffinity_np(::pthread_self(), sizeof only, &only); error != 0)
-    log(LogLevel::Warning, "the coordination thread could not be pinned to core {} (error {})", core, error);
+    log(LogLevel::Warning, "the coordination thread could not be pinned to core {} (error {})",
+        core, error);
 }
 
 }  // namespace hvd

@@ -1,7 +1,7 @@
 #pragma once
-/// Writer and Reader turn values into flat bytes and back, for records and messages. `Reader` never reads past its input: what is short or
-/// malformed throws WireError. Bytes are in native order, as all ranks of a world run the same binary. Nothing here is for several threads
-/// at once.
+/// Writer and Reader turn values into flat bytes and back, for records and messages. `Reader` never
+/// reads past its input: what is short or malformed throws WireError. Bytes are in native order, as
+/// all ranks of a world run the same binary. Nothing here is for several threads at once.
 // Tested in tests/hvd/negotiation/signature_test.cc, tests/fuzz/signature_fuzz.cc
 
 #include <cstddef>
@@ -30,7 +30,9 @@ class Writer {
   /// Appends to what is there.
   explicit Writer(Bytes bytes) : bytes_(std::move(bytes)) {}
   template <class T>
-  requires std::is_trivially_copyable_v<T> Writer& put(const T& value) { return put_raw(&value, sizeof value); }
+  requires std::is_trivially_copyable_v<T> Writer& put(const T& value) {
+    return put_raw(&value, sizeof value);
+  }
   Writer& put_string(std::string_view text) {
     put(static_cast<std::uint32_t>(text.size()));
     return put_raw(text.data(), text.size());

@@ -18,13 +18,15 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kDesertionPatience = 500ms;  // for the turn, which the coordination thread has for moments only
-constexpr auto kCallbackPatience = 10s;     // for functions of the program, at shutdown
+// for the turn, which the coordination thread has for moments only
+constexpr auto kDesertionPatience = 500ms;
+constexpr auto kCallbackPatience = 10s;  // for functions of the program, at shutdown
 
 /// Returns whether a batch of it alone would be done at once, so that it gains from company.
 bool is_small_on_host(const Submission& submission) {
   std::size_t bytes = 0;
-  for (const auto& tensor : submission.tensors) bytes += static_cast<std::size_t>(element_count(tensor.shape)) * element_bytes(tensor.dtype);
+  for (const auto& tensor : submission.tensors)
+    bytes += static_cast<std::size_t>(element_count(tensor.shape)) * element_bytes(tensor.dtype);
   return submission.device.kind == DeviceKind::Cpu && routes::is_at_once(bytes);
 }
 
@@ -35,7 +37,8 @@ Engine::Engine(EngineParts parts)
       board_(*parts_.board),
       mutex_(board_),
       queue_(board_.slots()),
-      log_(board_, parts_.topology, parts_.process_sets, parts_.config.fusion_threshold_bytes, parts_.config.disable_group_fusion, *this),
+      log_(board_, parts_.topology, parts_.process_sets, parts_.config.fusion_threshold_bytes,
+           parts_.config.disable_group_fusion, *this),
       factory_(parts_, log_.table()),
       cutter_(parts_, log_, mutex_),
       controller_(parts_, log_, cutter_, mutex_),
@@ -44,16 +47,20 @@ Engine::Engine(EngineParts parts)
       runner_(parts_, log_.table(), cutter_, mutex_, *this),
       submitter_(parts_, log_, factory_, controller_, leavers_, ledger_, queue_, mutex_, *this),
       handler_(parts_, log_, cutter_, fast_path_, runner_, ledger_, queue_, mutex_, *this),
-      leader_(parts_.transport ? std::make_unique<LeaderTask>(parts_, log_, controller_, cutter_, leavers_, fast_path_) : nullptr),
+      leader_(parts_.transport ? std::make_unique<LeaderTask>(parts_, log_, controller_, cutter_,
+                                                              leavers_, fast_path_)
+                               : nullptr),
       messages_(parts_, mutex_),
       messenger_(parts_, leader_.get(), mutex_),
-      health_(parts_, log_, controller_, ledger_, queue_, callers_, leader_.get(), messages_, mutex_),
+      health_(parts_, log_, controller_, ledger_, queue_, callers_, leader_.get(), messages_,
+              mutex_),
       loop_(parts_, mutex_, callers_, burst_, *this),
       small_calls_(parts_, mutex_, burst_, fast_path_, runner_, submitter_, leader_.get(), loop_),
       peer_calls_(parts_, mutex_, submitter_, messages_, loop_) {
   const Config& config = parts_.config;
-  board_.set_patience(
-      {parts_.topology.domain_ranks, config.stall_check_disable ? 0s : config.stall_check_time, config.stall_shutdown_time});
+  board_.set_patience({parts_.topology.domain_ranks,
+                       config.stall_check_disable ? 0s : config.stall_check_time,
+                       config.stall_shutdown_time});
   loop_.start();
 }
 
@@ -66,18 +73,20 @@ std::shared_ptr<void> Engine::allocate(const Submission& like, DataType dtype, s
   return factory_.allocate(like, dtype, bytes);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ submitting
+// -------------------------------------------------------------------------------------- submitting
 
 std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) {
   const LibraryCall inside;
   if (after == After::Return && is_small_unowned(submission))
     if (auto pending = small_calls_.start_of(submission)) return pending;
   if (after != After::Wait) return submit_anew(std::move(submission), after);
-  // Whoever waits at once will drive. Who need not, because it is done or refused, leaves that to the coordination thread after all.
+  // Whoever waits at once will drive. Who need not, because it is done or refused, leaves that to
+  // the coordination thread after all.
   struct Ending {
     explicit Ending(Engine& of) : engine(of), driver(of.mutex_) {}
     ~Ending() {
-      if (driver.has_left_out() && (!pending || pending->done.load())) engine.board_.bells().ring_worker(engine.board_.self());
+      if (driver.has_left_out() && (!pending || pending->done.load()))
+        engine.board_.bells().ring_worker(engine.board_.self());
     }
     Engine& engine;
     EngineMutex::Driver driver;
@@ -88,8 +97,10 @@ std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) 
 
 std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After after) {
   auto fresh = factory_.make(std::move(submission));
-  const auto deadline = fresh->deadline;  // a persistent operation has none, as each start has its own
-  fresh->repeats = deadline == Entry::kNever && (after != After::Return || is_small_unowned(fresh->submission));
+  // a persistent operation has none, as each start has its own
+  const auto deadline = fresh->deadline;
+  fresh->repeats =
+      deadline == Entry::kNever && (after != After::Return || is_small_unowned(fresh->submission));
   const std::shared_ptr<HandleState> pending = fresh->pending;
   pending->waited_for.store(after == After::Wait, std::memory_order_relaxed);
   const auto tensors = fresh->submission.internal ? 0 : fresh->backends.size();
@@ -129,8 +140,9 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
     has_gathered = has_gathered || log_.table().agreed().has(Scope::Domain);
   }
   parts_.stats->add(parts_.stats->tensors_submitted, tensors);
-  if (after == After::Wait) {                             // wait() will drive
-    if (loop_.is_taken()) board_.bells().ring_waiters();  // among them a thread of this rank that has the turn and sleeps
+  if (after == After::Wait) {  // wait() will drive
+    // among them a thread of this rank that has the turn and sleeps
+    if (loop_.is_taken()) board_.bells().ring_waiters();
     return pending;
   }
   burst_.add_negotiated();
@@ -156,7 +168,7 @@ std::string Engine::persistent_name(int process_set, OpKind kind) {
   return queue_.next_persistent_name(process_set, kind);
 }
 
-// -------------------------------------------------------------------------------------------------------------------- outcomes
+// ---------------------------------------------------------------------------------------- outcomes
 
 void Engine::on_outcomes(Outcomes& outcomes, bool said_here) {
   fast_path_.adopt_all();
@@ -166,7 +178,7 @@ void Engine::on_outcomes(Outcomes& outcomes, bool said_here) {
   for (const int rank : outcomes.left) messages_.note_left(rank);
 }
 
-// --------------------------------------------------------------------------------------------------------------------- driving
+// ----------------------------------------------------------------------------------------- driving
 
 bool Engine::progress(const Turn& turn) noexcept {
   const EngineMutex::Driver driver(mutex_);
@@ -190,8 +202,10 @@ bool Engine::progress(const Turn& turn) noexcept {
       if (log_.table().all_left())
         for (Entry* entry : ledger_.all())
           if (entry->state == EntryState::Waiting && entry->announced)
-            finish(*entry, {Status::Code::Shutdown, formatted("{} '{}' was pending when {} was called", name_of(entry->key.kind),
-                                                              display_name(entry->key.name), parts_.end_call())});
+            finish(*entry,
+                   {Status::Code::Shutdown,
+                    formatted("{} '{}' was pending when {} was called", name_of(entry->key.kind),
+                              display_name(entry->key.name), parts_.end_call())});
       batches = runner_.take_queued();
       if (batches.empty() && log_.table().sets().has_removed()) bury_removed_sets(turn);
     }
@@ -230,7 +244,8 @@ void Engine::bury_removed_sets(const Turn& turn) {
 
 bool Engine::polls(const Turn& turn) const {
   // What comes over a wire or from a device rings no doorbell here.
-  return parts_.transport != nullptr || messages_.attention().awaits_elsewhere() || runner_.polls(turn);
+  return parts_.transport != nullptr || messages_.attention().awaits_elsewhere() ||
+         runner_.polls(turn);
 }
 
 bool Engine::has_results(const Turn& /*turn*/) {
@@ -241,17 +256,20 @@ bool Engine::has_results(const Turn& /*turn*/) {
 bool Engine::has_more(const Turn& turn) {
   if (runner_.is_running(turn) || messages_.attention().has_work()) return true;
   const EngineLock lock(mutex_);
-  return runner_.has_queued() || queue_.has_ready(ledger_) || (leader_ && (!ledger_.empty() || leader_->has_work()));
+  return runner_.has_queued() || queue_.has_ready(ledger_) ||
+         (leader_ && (!ledger_.empty() || leader_->has_work()));
 }
 
 bool Engine::expects_messages(const Turn& turn) {
   const EngineLock lock(mutex_);
-  return (leader_ && leader_->expects_messages()) || messages_.attention().awaits_elsewhere() || messages_.has_unsent(turn);
+  return (leader_ && leader_->expects_messages()) || messages_.attention().awaits_elsewhere() ||
+         messages_.has_unsent(turn);
 }
 
 void Engine::wait(HandleState& pending) {
   const LibraryCall inside;
-  if (!ProgressLoop::may_go_on(pending)) pending.is_message ? peer_calls_.await(pending) : small_calls_.await(pending);
+  if (!ProgressLoop::may_go_on(pending))
+    pending.is_message ? peer_calls_.await(pending) : small_calls_.await(pending);
   loop_.wait_for(pending);
 }
 
@@ -277,12 +295,13 @@ void Engine::then(HandleState& pending, std::function<void()> function) {
   board_.bells().ring_worker(board_.self());  // which looks after it from now on
 }
 
-// ------------------------------------------------------------------------------------------------------------------------ ends
+// -------------------------------------------------------------------------------------------- ends
 
 void Engine::finish(Entry& entry, Status status) {
   if (entry.op != nullptr && !fast_path_.end(entry, !status.ok())) return;
   entry.state = advance(entry.state, status.ok() ? EntryEvent::Finish : EntryEvent::Fail);
-  factory_.release(entry);  // what never travelled: all of it after a failure, otherwise the tensors that nobody had
+  // what never travelled: all of it after a failure, otherwise the tensors that nobody had
+  factory_.release(entry);
   if (entry.trace != 0) timeline().finished(entry.trace, status);
   const auto pending = entry.pending;
   if (entry.op != nullptr && status.ok()) {
@@ -317,7 +336,8 @@ void Engine::fail_everything(const Turn& turn, const Status& failure) noexcept {
   static_cast<void>(runner_.take_queued());
   fast_path_.adopt_all();
   for (Entry* entry : ledger_.all())
-    if (entry->announced) finish(*entry, status);  // the others' submitters find that all is refused
+    // the others' submitters find that all is refused
+    if (entry->announced) finish(*entry, status);
   submitter_.refuse_all(status);
   messages_.fail_all(status);
   mutex_.wake_own_threads();
@@ -368,7 +388,8 @@ void Engine::say_leaving(const std::function<void()>& meanwhile) {
 }
 
 bool Engine::all_is_over() {
-  return log_.table().all_left() && ledger_.empty() && queue_.empty() && !(leader_ && leader_->has_noted());
+  return log_.table().all_left() && ledger_.empty() && queue_.empty() &&
+         !(leader_ && leader_->has_noted());
 }
 
 bool Engine::is_over() {
@@ -390,7 +411,8 @@ bool Engine::leave(std::chrono::milliseconds patience) {
     if (failure_handled_) return is_over = true;
     const EngineLock lock(mutex_);
     is_over = all_is_over();
-    return is_over || (Clock::now() > deadline && ledger_.empty() && queue_.empty() && messages_.is_idle());
+    return is_over ||
+           (Clock::now() > deadline && ledger_.empty() && queue_.empty() && messages_.is_idle());
   });
   return is_over;
 }
@@ -435,29 +457,35 @@ bool Engine::shutdown(std::chrono::milliseconds patience, const Status& if_alone
   loop_.keep_forever(std::move(turn));
   if (!if_alone.ok()) loop_.join();
   const auto wait = std::min<std::chrono::milliseconds>(patience, kCallbackPatience);
-  if (!mutex_.continuations().wait_until_called(wait) && !CallbackThread::is_here() && if_alone.ok())
-    log(LogLevel::Warning, "shutdown() has waited for {} s for functions that were given to Handle::then(), and goes on without them",
+  if (!mutex_.continuations().wait_until_called(wait) && !CallbackThread::is_here() &&
+      if_alone.ok())
+    log(LogLevel::Warning,
+        "shutdown() has waited for {} s for functions that were given to Handle::then(), and goes "
+        "on without them",
         kCallbackPatience.count());
   return stopped_cleanly_.load();
 }
 
-/// All have left, or the world has failed: what has been said before that counts, and what is pending fails.
+/// All have left, or the world has failed: what has been said before that counts, and what is
+/// pending fails.
 void Engine::end_messages(EngineLock& lock) {
   try {
     if (!board_.failed()) messages_.advance(lock, false);
   } catch (...) {
     board_.set_failure(status_of_current_exception());
   }
-  messages_.fail_all({Status::Code::Shutdown, formatted("it was pending when {} was called", parts_.end_call())});
+  messages_.fail_all(
+      {Status::Code::Shutdown, formatted("it was pending when {} was called", parts_.end_call())});
 }
 
-/// Warns, at shutdown, of the failure that ended the world. Where others have died because a rank has left, that rank alone says so: the
-/// others' words are those of who waited for it.
+/// Warns, at shutdown, of the failure that ended the world. Where others have died because a rank
+/// has left, that rank alone says so: the others' words are those of who waited for it.
 void Engine::warn_of_failure() {
   const auto& refusal = log_.table().first_refusal();
   if (refusal && refusal->left_rank != parts_.topology.rank) return;
   std::string text = board_.failure().text();
-  if (refusal && text.find(refusal->text) == std::string::npos) text += "; before that: " + refusal->text;
+  if (refusal && text.find(refusal->text) == std::string::npos)
+    text += "; before that: " + refusal->text;
   log(LogLevel::Warning, "shut down after a failure: {}", text);
 }
 

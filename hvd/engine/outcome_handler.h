@@ -1,6 +1,6 @@
 #pragma once
-/// Acts on what the ranks have said in the log: entries go on that are agreed, end that are refused, and batches that were cut are queued
-/// to be run. Under the engine's mutex.
+/// Acts on what the ranks have said in the log: entries go on that are agreed, end that are
+/// refused, and batches that were cut are queued to be run. Under the engine's mutex.
 // Tested in tests/hvd/engine/engine_test.cc, tests/hvd/engine/engine_ops_test.cc
 
 #include "hvd/engine/agreement/cutter.h"
@@ -15,8 +15,9 @@ namespace hvd {
 
 class OutcomeHandler {
  public:
-  OutcomeHandler(const EngineParts& parts, NegotiationLog& log, Cutter& cutter, FastPath& fast_path, BatchRunner& runner, Ledger& ledger,
-                 SubmissionQueue& queue, EngineMutex& mutex, EngineEvents& engine)
+  OutcomeHandler(const EngineParts& parts, NegotiationLog& log, Cutter& cutter, FastPath& fast_path,
+                 BatchRunner& runner, Ledger& ledger, SubmissionQueue& queue, EngineMutex& mutex,
+                 EngineEvents& engine)
       : parts_(parts),
         log_(log),
         cutter_(cutter),
@@ -27,9 +28,11 @@ class OutcomeHandler {
         mutex_(mutex),
         engine_(engine) {}
 
-  /// `said_here`: this rank has appended the record, so it also wakes whom it concerns. Throws BackendError if the ranks' tables differ.
+  /// `said_here`: this rank has appended the record, so it also wakes whom it concerns. Throws
+  /// BackendError if the ranks' tables differ.
   void handle(Outcomes& outcomes, bool said_here) HVD_REQUIRES(engine_mutex);
-  /// Returns whether an entry or a persistent operation of this rank still uses the set, which was removed.
+  /// Returns whether an entry or a persistent operation of this rank still uses the set, which was
+  /// removed.
   [[nodiscard]] bool uses(int process_set) HVD_REQUIRES(engine_mutex);
 
  private:

@@ -38,16 +38,19 @@ std::shared_ptr<PersistentOp> SmallCalls::start(const SmallCall& call, After aft
 }
 
 /// Returns whether an operation may start this way. Where it may not, submit() knows what to say.
-bool SmallCalls::may_start() { return !submitter_.is_stopping() && !board_.failed() && !parts_.timeline->on(); }
+bool SmallCalls::may_start() {
+  return !submitter_.is_stopping() && !board_.failed() && !parts_.timeline->on();
+}
 
-/// Returns what there is to drive after an operation has been started whose caller does not wait. Of a burst's the first alone travels at
-/// once.
+/// Returns what there is to drive after an operation has been started whose caller does not wait.
+/// Of a burst's the first alone travels at once.
 SmallCalls::Work SmallCalls::work_left(bool in_burst) {
   if (runner_.has_queued()) return runner_.has_only_small_ones() ? Work::Small : Work::Large;
   return leader_ && !in_burst ? Work::Small : Work::None;
 }
 
-/// Starts what nobody comes back for but by its state, if there is a persistent operation. Null, and nothing has happened, if not.
+/// Starts what nobody comes back for but by its state, if there is a persistent operation. Null,
+/// and nothing has happened, if not.
 std::shared_ptr<HandleState> SmallCalls::start_of(const Submission& submission) {
   std::array<SmallTensor, limit(Limit::GroupTensors)> group;
   const auto& tensors = submission.tensors;
@@ -61,7 +64,8 @@ std::shared_ptr<HandleState> SmallCalls::start_of(const Submission& submission) 
   return start_unowned(call, submission.keep_alive);
 }
 
-std::shared_ptr<HandleState> SmallCalls::start_unowned(const SmallCall& call, const std::shared_ptr<void>& owner) {
+std::shared_ptr<HandleState> SmallCalls::start_unowned(const SmallCall& call,
+                                                       const std::shared_ptr<void>& owner) {
   const LibraryCall inside;
   if (call.deadline != kNoDeadline) return nullptr;
   std::shared_ptr<HandleState> pending;
@@ -94,13 +98,15 @@ void SmallCalls::finish(PersistentOp& op, const SmallCall& call) {
 /// Gives the others a moment, and ends what can be ended.
 void SmallCalls::await_round(const PersistentOp::Awaited& round, const HandleState& pending) {
   if (round.is_direct) drive_direct(round, pending);
-  if (round.is_direct ? !board_.rounds().has_result(round.slot) : !fast_path_.await(round, pending)) return;
+  if (round.is_direct ? !board_.rounds().has_result(round.slot) : !fast_path_.await(round, pending))
+    return;
   const EngineLock lock(mutex_);
   end_complete();
 }
 
-/// Ends the rounds that all ranks have arrived in. A failure is the world's, and raised where the caller waits: until the operation is over
-/// its memory is in use. What comes of a round that is negotiated may need driving by others than the caller.
+/// Ends the rounds that all ranks have arrived in. A failure is the world's, and raised where the
+/// caller waits: until the operation is over its memory is in use. What comes of a round that is
+/// negotiated may need driving by others than the caller.
 void SmallCalls::end_complete() {
   try {
     fast_path_.end_complete();
@@ -120,7 +126,9 @@ void SmallCalls::end_gathered() {
 
 /// Gives the other domains a moment, without the rest of what driving costs.
 void SmallCalls::drive_direct(const PersistentOp::Awaited& round, const HandleState& pending) {
-  const auto is_over = [&] { return pending.done.load(std::memory_order_acquire) || board_.rounds().has_result(round.slot); };
+  const auto is_over = [&] {
+    return pending.done.load(std::memory_order_acquire) || board_.rounds().has_result(round.slot);
+  };
   const bool has_core = parts_.topology.has_core();
   if (!leader_) {
     wait_until(is_over, waits::kDirectRound, has_core);
@@ -139,7 +147,8 @@ void SmallCalls::drive_direct(const PersistentOp::Awaited& round, const HandleSt
     }
     if (is_over() || !pauses.pause(waits::kDirectRound)) break;
   }
-  board_.bells().set_leader_looks(false);  // whoever waits now looks again, as does the coordination thread that finds more to do
+  // whoever waits now looks again, as does the coordination thread that finds more to do
+  board_.bells().set_leader_looks(false);
 }
 
 void SmallCalls::abandon(const std::shared_ptr<PersistentOp>& op, std::shared_ptr<void> owner) {

@@ -1,6 +1,7 @@
 #pragma once
-/// The callers of repeated small operations (hvd/engine/core/persistent_op.h): starts their rounds on the fast path, gives the other ranks
-/// a moment for them, and takes the results. Any thread, but for what needs the engine's mutex.
+/// The callers of repeated small operations (hvd/engine/core/persistent_op.h): starts their rounds
+/// on the fast path, gives the other ranks a moment for them, and takes the results. Any thread,
+/// but for what needs the engine's mutex.
 // Tested in tests/hvd/engine/fast_path_test.cc
 
 #include <cstdint>
@@ -19,15 +20,15 @@
 
 namespace hvd {
 
-/// After says what a caller does next: it goes on; it waits at once, and so will drive the engine itself; or it comes back with the same
-/// submission, once it has waited for this one.
+/// After says what a caller does next: it goes on; it waits at once, and so will drive the engine
+/// itself; or it comes back with the same submission, once it has waited for this one.
 enum class After : std::uint8_t { Return, Wait, Repeat };
 
 class SmallCalls {
  public:
   /// `leader`: null for a rank that does not lead its domain.
-  SmallCalls(const EngineParts& parts, EngineMutex& mutex, Burst& burst, FastPath& fast_path, BatchRunner& runner, Submitter& submitter,
-             LeaderTask* leader, ProgressLoop& loop)
+  SmallCalls(const EngineParts& parts, EngineMutex& mutex, Burst& burst, FastPath& fast_path,
+             BatchRunner& runner, Submitter& submitter, LeaderTask* leader, ProgressLoop& loop)
       : parts_(parts),
         board_(*parts.board),
         mutex_(mutex),
@@ -38,24 +39,29 @@ class SmallCalls {
         leader_(leader),
         loop_(loop) {}
 
-  /// Submits the operation and waits for it, without memory from the heap, if this rank has a persistent operation for it: if it has been
-  /// submitted twice before by a caller that waited. Returns false, and nothing has happened, if not: it is to be submitted. Throws as
+  /// Submits the operation and waits for it, without memory from the heap, if this rank has a
+  /// persistent operation for it: if it has been submitted twice before by a caller that waited.
+  /// Returns false, and nothing has happened, if not: it is to be submitted. Throws as
   /// `Engine::wait` does.
   HVD_BETWEEN_LIBRARIES bool try_run(const SmallCall& call);
-  /// Returns what `try_run` returns true for, and does not wait for it: `finish` or `abandon` must follow, with the same call. Null, and
-  /// nothing has happened, if there is none. `after`: Wait or Repeat.
+  /// Returns what `try_run` returns true for, and does not wait for it: `finish` or `abandon` must
+  /// follow, with the same call. Null, and nothing has happened, if there is none. `after`: Wait or
+  /// Repeat.
   std::shared_ptr<PersistentOp> start(const SmallCall& call, After after);
   /// Waits for what `start` has returned. Throws as `Engine::wait` does.
   void finish(PersistentOp& op, const SmallCall& call);
   /// Leaves it to itself: `owner` (not null) owns its memory, and is released when it has ended.
   void abandon(const std::shared_ptr<PersistentOp>& op, std::shared_ptr<void> owner);
-  /// Starts what its caller waits for by the state that is returned, if there is a persistent operation for it: as `Engine::submit` does,
-  /// without a submission. `owner` owns its memory. Null, and nothing has happened, if there is none. Throws as `submit` does.
-  std::shared_ptr<HandleState> start_unowned(const SmallCall& call, const std::shared_ptr<void>& owner);
+  /// Starts what its caller waits for by the state that is returned, if there is a persistent
+  /// operation for it: as `Engine::submit` does, without a submission. `owner` owns its memory.
+  /// Null, and nothing has happened, if there is none. Throws as `submit` does.
+  std::shared_ptr<HandleState> start_unowned(const SmallCall& call,
+                                             const std::shared_ptr<void>& owner);
   /// The same for a submission.
   std::shared_ptr<HandleState> start_of(const Submission& submission);
 
-  /// Gives the other ranks a moment for the round that this is the state of, if it is one's, and ends what can be ended.
+  /// Gives the other ranks a moment for the round that this is the state of, if it is one's, and
+  /// ends what can be ended.
   void await(const HandleState& pending);
   /// Ends the rounds that all ranks have arrived in. Never throws.
   void end_complete() HVD_REQUIRES(engine_mutex);

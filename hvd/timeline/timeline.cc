@@ -45,13 +45,15 @@ std::string arguments_of(const Submission& submission, std::int64_t& bytes) {
     alike = alike && tensor.dtype == tensors.front().dtype;
     bytes += element_count(tensor.shape) * static_cast<std::int64_t>(element_bytes(tensor.dtype));
   }
-  std::string text = "\"dtype\":\"" + std::string(alike ? name_of(tensors.front().dtype) : "mixed") + "\",";
+  std::string text =
+      "\"dtype\":\"" + std::string(alike ? name_of(tensors.front().dtype) : "mixed") + "\",";
   if (tensors.size() > 1) {
     text += "\"tensors\":" + std::to_string(tensors.size());
   } else {
     const auto& shape = tensors.front().shape;
     text += "\"shape\":\"[";
-    for (std::size_t d = 0; d < std::min(shape.size(), kDimensionsShown); ++d) text += (d == 0 ? "" : ", ") + std::to_string(shape[d]);
+    for (std::size_t d = 0; d < std::min(shape.size(), kDimensionsShown); ++d)
+      text += (d == 0 ? "" : ", ") + std::to_string(shape[d]);
     text += shape.size() > kDimensionsShown ? "]...\"" : "]\"";
   }
   return text + ",\"bytes\":" + std::to_string(bytes);
@@ -60,12 +62,14 @@ std::string arguments_of(const Submission& submission, std::int64_t& bytes) {
 void put_head(std::string& out, char phase, int rank, std::uint32_t tid, TraceTime since) {
   const std::uint64_t at = since > 0 ? static_cast<std::uint64_t>(since) : 0;
   std::array<char, 128> head;
-  char* const end = fmt::format_to(head.data(), FMT_COMPILE(",\n{{\"ph\":\"{}\",\"pid\":{},\"tid\":{},\"ts\":{}.{:03}"), phase, rank, tid,
-                                   at / 1000, at % 1000);
+  char* const end = fmt::format_to(
+      head.data(), FMT_COMPILE(",\n{{\"ph\":\"{}\",\"pid\":{},\"tid\":{},\"ts\":{}.{:03}"), phase,
+      rank, tid, at / 1000, at % 1000);
   out.append(head.data(), end);
 }
 
-/// Clocks are what a rank's clocks say when its timeline starts; rank 0's name the run, and are the file's zero.
+/// Clocks are what a rank's clocks say when its timeline starts; rank 0's name the run, and are the
+/// file's zero.
 struct Clocks {
   TraceTime steady = Timeline::now();
   std::int64_t wall = std::chrono::system_clock::now().time_since_epoch() / 1ns;
@@ -73,8 +77,8 @@ struct Clocks {
 
 }  // namespace
 
-void Timeline::start(const std::string& path, const TimelineOptions& options, std::uint64_t max_bytes, const Topology& topology,
-                     const Exchange& exchange) {
+void Timeline::start(const std::string& path, const TimelineOptions& options,
+                     std::uint64_t max_bytes, const Topology& topology, const Exchange& exchange) {
   const std::lock_guard control(control_);
   const Clocks mine;
   Clocks first;
@@ -89,7 +93,7 @@ void Timeline::start(const std::string& path, const TimelineOptions& options, st
   std::unique_ptr<TimelineFile> file;
   const auto open = [&] {
     const auto event = formatted(R"("name":"hvd timeline","ph":"i","s":"g","pid":0,"tid":0,"ts":0,)"
-        R"("args":{{"run":"{:x}","ranks":{}}})",
+                                 R"("args":{{"run":"{:x}","ranks":{}}})",
                                  first.wall, topology.size);
     file = std::make_unique<TimelineFile>(path, ",\n{" + event + "}");
   };
@@ -99,7 +103,8 @@ void Timeline::start(const std::string& path, const TimelineOptions& options, st
       Reader reader(all[rank]);
       const auto clocks = reader.get<Clocks>();
       if (rank == 0) first = clocks;
-      if (const auto said = reader.get_string(); !said.empty()) throw InvalidArgument(formatted("{} (rank {})", said, rank));
+      if (const auto said = reader.get_string(); !said.empty())
+        throw InvalidArgument(formatted("{} (rank {})", said, rank));
     }
   };
   if (on()) {
@@ -114,17 +119,21 @@ void Timeline::start(const std::string& path, const TimelineOptions& options, st
   settle();
   if (topology.rank != 0) attempt(open);
   TraceTime zero = first.steady;
-  if (topology.host_of(topology.rank) != topology.host_of(0)) zero = first.wall - mine.wall + mine.steady;
+  if (topology.host_of(topology.rank) != topology.host_of(0))
+    zero = first.wall - mine.wall + mine.steady;
   attempt([&] {  // each rank is in the file from the start, whatever becomes of it
     std::unique_lock lock(mutex_);
     run_ = {.rank = topology.rank, .zero = zero};
-    describe("process_name", 0, "\"name\":" + json_string(formatted("rank {} on {}, process {}", topology.rank, host_name(), ::getpid())));
+    describe("process_name", 0,
+             "\"name\":" + json_string(formatted("rank {} on {}, process {}", topology.rank,
+                                                 host_name(), ::getpid())));
     describe("process_sort_index", 0, formatted("\"sort_index\":{}", topology.rank));
     const auto text = std::exchange(run_.text, {}), full = full_event();
     lock.unlock();
     const auto outcome = file->append(text, max_bytes, full);
     if (outcome == TimelineFile::Outcome::Busy || outcome == TimelineFile::Outcome::Broken)
-      throw InvalidArgument(formatted("the timeline '{}' cannot be written: {}", path, std::strerror(errno)));
+      throw InvalidArgument(
+          formatted("the timeline '{}' cannot be written: {}", path, std::strerror(errno)));
   });
   settle();
   file_ = std::move(file);
@@ -166,9 +175,10 @@ void Timeline::end_writer() {
   file_.reset();
 }
 
-// --------------------------------------------------------------------------------------------------------------------- notes
+// ------------------------------------------------------------------------------------------- notes
 
-std::uint64_t Timeline::submitted(const Submission& submission, std::string_view name, bool once, TraceTime since, Copy copy) {
+std::uint64_t Timeline::submitted(const Submission& submission, std::string_view name, bool once,
+                                  TraceTime since, Copy copy) {
   const std::lock_guard lock(mutex_);
   if (!on()) return 0;
   if (run_.text.size() >= capacity_) {  // what is taken in is noted to its end
@@ -180,7 +190,8 @@ std::uint64_t Timeline::submitted(const Submission& submission, std::string_view
   Operation& operation = run_.open[next_id_] = {&track, submission.kind, 0, {}};
   operation.arguments = arguments_of(submission, operation.bytes);
   if (track.shared)
-    operation.arguments = "\"tensor\":" + json_string(name) + (operation.arguments.empty() ? "" : ",") + operation.arguments;
+    operation.arguments = "\"tensor\":" + json_string(name) +
+                          (operation.arguments.empty() ? "" : ",") + operation.arguments;
   begin(track, since, "NEGOTIATE_" + upper(name_of(submission.kind)), operation.arguments);
   if (copy.to > copy.from) {
     begin(track, copy.from, "MEMCPY_IN_FUSION_BUFFER");
@@ -216,7 +227,8 @@ void Timeline::launched(std::uint64_t id, std::string_view backend) {
 
 void Timeline::copying_out(std::uint64_t id, TraceTime since) {
   const std::lock_guard lock(mutex_);
-  if (Operation* const operation = find(id, Phase::Launched)) enter(*operation, Phase::CopyingOut, since, "MEMCPY_OUT_FUSION_BUFFER");
+  if (Operation* const operation = find(id, Phase::Launched))
+    enter(*operation, Phase::CopyingOut, since, "MEMCPY_OUT_FUSION_BUFFER");
 }
 
 void Timeline::finished(std::uint64_t id, const Status& status) {
@@ -232,29 +244,35 @@ void Timeline::cut(std::size_t tensors, std::int64_t bytes) {
   if (!marks_cycles_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(mutex_);
   if (!on() || run_.text.size() >= capacity_) return;
-  put('i', 0, now(), {formatted(R"(,"s":"p","name":"CYCLE_START","args":{{"tensors":{},"bytes":{}}})", tensors, bytes)});
+  put('i', 0, now(),
+      {formatted(R"(,"s":"p","name":"CYCLE_START","args":{{"tensors":{},"bytes":{}}})", tensors,
+                 bytes)});
 }
 
 Timeline::Operation* Timeline::find(std::uint64_t id, Phase phase) {
   const auto found = run_.open.find(id);
-  return on() && found != run_.open.end() && found->second.phase == phase ? &found->second : nullptr;
+  return on() && found != run_.open.end() && found->second.phase == phase ? &found->second
+                                                                          : nullptr;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------- events
+// ------------------------------------------------------------------------------------------ events
 
-void Timeline::put(char phase, std::uint32_t tid, TraceTime at, std::initializer_list<std::string_view> rest) {
+void Timeline::put(char phase, std::uint32_t tid, TraceTime at,
+                   std::initializer_list<std::string_view> rest) {
   put_head(run_.text, phase, run_.rank, tid, at - run_.zero);
   for (const auto part : rest) run_.text += part;
   run_.text += '}';
 }
 
 /// Events of a track are in the order of their times.
-void Timeline::put_on(Track& track, char phase, TraceTime at, std::initializer_list<std::string_view> rest) {
+void Timeline::put_on(Track& track, char phase, TraceTime at,
+                      std::initializer_list<std::string_view> rest) {
   track.last = std::max(track.last, at);
   put(phase, track.tid, track.last, rest);
 }
 
-void Timeline::begin(Track& track, TraceTime at, std::string_view name, std::string_view arguments) {
+void Timeline::begin(Track& track, TraceTime at, std::string_view name,
+                     std::string_view arguments) {
   if (arguments.empty()) return put_on(track, 'B', at, {R"(,"name":")", name, "\""});
   put_on(track, 'B', at, {R"(,"name":")", name, R"(","args":{)", arguments, "}"});
 }
@@ -264,7 +282,9 @@ void Timeline::mark(Track& track, TraceTime at, int rank, std::string_view what)
 }
 
 void Timeline::describe(std::string_view what, std::uint32_t tid, std::string_view argument) {
-  run_.text += formatted(",\n{{\"ph\":\"M\",\"pid\":{},\"tid\":{},\"name\":\"{}\",\"args\":{{{}}}}}", run_.rank, tid, what, argument);
+  run_.text +=
+      formatted(",\n{{\"ph\":\"M\",\"pid\":{},\"tid\":{},\"name\":\"{}\",\"args\":{{{}}}}}",
+                run_.rank, tid, what, argument);
 }
 
 std::string Timeline::full_event() const {
@@ -279,13 +299,18 @@ Timeline::Track& Timeline::make_track(const std::string& key, std::string_view l
   return track;
 }
 
-Timeline::Track& Timeline::track_for(const Submission& submission, std::string_view name, bool once) {
+Timeline::Track& Timeline::track_for(const Submission& submission, std::string_view name,
+                                     bool once) {
   if (!once) {
-    std::string key = std::to_string(submission.process_set) + static_cast<char>('a' + static_cast<int>(submission.kind));
+    std::string key = std::to_string(submission.process_set) +
+                      static_cast<char>('a' + static_cast<int>(submission.kind));
     key += name;
     if (const auto known = run_.tracks.find(key); known != run_.tracks.end()) return known->second;
     if (run_.next_tid <= kNamedTracks)
-      return make_track(key, submission.process_set == 0 ? std::string(name) : formatted("{} (set {})", name, submission.process_set),
+      return make_track(key,
+                        submission.process_set == 0
+                            ? std::string(name)
+                            : formatted("{} (set {})", name, submission.process_set),
                         false);
   }
   if (run_.free_shared.empty()) {
@@ -299,7 +324,8 @@ Timeline::Track& Timeline::track_for(const Submission& submission, std::string_v
 
 void Timeline::enter(Operation& operation, Phase phase, TraceTime at, std::string_view name) {
   put_on(*operation.track, 'E', at);
-  begin(*operation.track, at, name, phase == Phase::Agreed ? operation.arguments : std::string_view());
+  begin(*operation.track, at, name,
+        phase == Phase::Agreed ? operation.arguments : std::string_view());
   operation.phase = phase;
 }
 
@@ -331,14 +357,16 @@ void Timeline::count() {
     put_counter("queue length", "operations", run_.queued);
     put_counter("bytes in flight", "bytes", run_.bytes);
   }
-  if (std::exchange(run_.left_out_told, run_.left_out) < run_.left_out) put_counter("operations left out", "operations", run_.left_out);
+  if (std::exchange(run_.left_out_told, run_.left_out) < run_.left_out)
+    put_counter("operations left out", "operations", run_.left_out);
 }
 
 void Timeline::put_counter(std::string_view name, std::string_view unit, std::int64_t value) {
-  put('C', 0, run_.changed_at, {R"(,"name":")", name, R"(","args":{")", unit, "\":", std::to_string(value), "}"});
+  put('C', 0, run_.changed_at,
+      {R"(,"name":")", name, R"(","args":{")", unit, "\":", std::to_string(value), "}"});
 }
 
-// ----------------------------------------------------------------------------------------------------------------- the writer
+// -------------------------------------------------------------------------------------- the writer
 
 void Timeline::hurry() {
   if (!std::exchange(run_.hurry, true)) wake_.notify_all();
@@ -354,7 +382,8 @@ void Timeline::write_on() {
       stopping = run_.stop;
       run_.hurry = false;
       if (stopping)
-        for (const auto& [id, operation] : std::exchange(run_.open, {})) close(operation, now(), "the timeline was stopped");
+        for (const auto& [id, operation] : std::exchange(run_.open, {}))
+          close(operation, now(), "the timeline was stopped");
       count();
       full = full_event();
       if (text.empty()) {
@@ -368,7 +397,8 @@ void Timeline::write_on() {
     if (outcome == Outcome::Written || (outcome == Outcome::Busy && !stopping)) continue;
     const bool is_full = outcome == Outcome::Full;
     log(is_full ? LogLevel::Info : LogLevel::Warning, "the timeline ends: {}",
-        is_full ? formatted("it is full (HVD_TIMELINE_MAX_BYTES, {})", max_bytes_) : std::strerror(errno));
+        is_full ? formatted("it is full (HVD_TIMELINE_MAX_BYTES, {})", max_bytes_)
+                : std::strerror(errno));
     return;
   }
 }

@@ -1,19 +1,23 @@
 #pragma once
-/// A Timeline is one rank's: what the engine notes becomes text in memory, and a thread of its own appends that to the common file every
-/// 100 ms, sooner when there is much or something fails. The thread that notes writes no file, and waits for none. Where the memory is
-/// full, whole operations are left out, and counted in the file.
-/// Switched off, a note costs one relaxed load. Any thread may note. `start` throws InvalidArgument; a file that can no longer be written
-/// ends the timeline with a warning; nothing else fails.
+/// A Timeline is one rank's: what the engine notes becomes text in memory, and a thread of its own
+/// appends that to the common file every 100 ms, sooner when there is much or something fails. The
+/// thread that notes writes no file, and waits for none. Where the memory is full, whole operations
+/// are left out, and counted in the file. Switched off, a note costs one relaxed load. Any thread
+/// may note. `start` throws InvalidArgument; a file that can no longer be written ends the timeline
+/// with a warning; nothing else fails.
 ///
-/// A rank is a process (pid), a name is a track in it (tid) on which slices nest; names without an end (numbered ones, and those beyond
-/// the first few thousand) share tracks, and say what they are in their arguments. Track 0 is the rank's own: cycles and counters.
+/// A rank is a process (pid), a name is a track in it (tid) on which slices nest; names without an
+/// end (numbered ones, and those beyond the first few thousand) share tracks, and say what they are
+/// in their arguments. Track 0 is the rank's own: cycles and counters.
 ///
-/// The slices mean: NEGOTIATE_<OP>: from submission until all ranks have agreed; within it MEMCPY_IN_FUSION_BUFFER, the copy that
-/// the submitting thread makes of a tensor outside shared memory, then "rank r ready" (each rank has its own), and "rank q was last".
-/// <OP>: until the result is there; within it WAIT_FOR_DATA until the batch is launched, then the transport (SHM_ALLREDUCE,
-/// MPI_ALLGATHER, NCCL_BROADCAST...) and, of shared memory, MEMCPY_OUT_FUSION_BUFFER. The other transports copy out piece by piece, or
-/// on the device; there it is a part of the transport's slice, which ends when the host knows of the end. Operations of a group, and of
-/// a batch, have equal times.
+/// The slices mean: NEGOTIATE_<OP>: from submission until all ranks have agreed; within it
+/// MEMCPY_IN_FUSION_BUFFER, the copy that the submitting thread makes of a tensor outside shared
+/// memory, then "rank r ready" (each rank has its own), and "rank q was last". <OP>: until the
+/// result is there; within it WAIT_FOR_DATA until the batch is launched, then the transport
+/// (SHM_ALLREDUCE, MPI_ALLGATHER, NCCL_BROADCAST...) and, of shared memory,
+/// MEMCPY_OUT_FUSION_BUFFER. The other transports copy out piece by piece, or on the device; there
+/// it is a part of the transport's slice, which ends when the host knows of the end. Operations of
+/// a group, and of a batch, have equal times.
 
 #include <atomic>
 #include <chrono>
@@ -38,7 +42,8 @@
 
 namespace hvd {
 
-/// A TraceTime is a point of time: nanoseconds of the steady clock, which all processes of a host share.
+/// A TraceTime is a point of time: nanoseconds of the steady clock, which all processes of a host
+/// share.
 using TraceTime = std::int64_t;
 
 class Timeline {
@@ -53,23 +58,29 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  /// Collective, with the same arguments: rank 0 makes the file anew; then the others open it, or, on a host that does not see it, one of
-  /// their own. Throws InvalidArgument on every rank if one cannot, naming it.
-  /// Clocks: exact within a host; between hosts as far as their wall clocks agree at this moment.
-  void start(const std::string& path, const TimelineOptions& options, std::uint64_t max_bytes, const Topology& topology,
-             const Exchange& exchange);
-  /// Ends this rank's part: what was noted is in the file when it returns. Does nothing where none runs.
+  /// Collective, with the same arguments: rank 0 makes the file anew; then the others open it, or,
+  /// on a host that does not see it, one of their own. Throws InvalidArgument on every rank if one
+  /// cannot, naming it. Clocks: exact within a host; between hosts as far as their wall clocks
+  /// agree at this moment.
+  void start(const std::string& path, const TimelineOptions& options, std::uint64_t max_bytes,
+             const Topology& topology, const Exchange& exchange);
+  /// Ends this rank's part: what was noted is in the file when it returns. Does nothing where none
+  /// runs.
   void stop() noexcept;
 
   [[nodiscard]] bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
-  static TraceTime now() noexcept { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+  static TraceTime now() noexcept {
+    return std::chrono::steady_clock::now().time_since_epoch().count();
+  }
 
   // ---- notes
   struct Copy {
     TraceTime from = 0, to = 0;
   };
-  /// Returns the number under which the rest is noted; 0: not at all. `once`: the name will not come back.
-  std::uint64_t submitted(const Submission& submission, std::string_view name, bool once, TraceTime since, Copy copy);
+  /// Returns the number under which the rest is noted; 0: not at all. `once`: the name will not
+  /// come back.
+  std::uint64_t submitted(const Submission& submission, std::string_view name, bool once,
+                          TraceTime since, Copy copy);
   /// `last`: the rank that came last, -1 for none; `travels`: a batch will follow.
   void agreed(std::uint64_t id, int last, bool travels);
   void launched(std::uint64_t id, std::string_view backend);
@@ -113,12 +124,15 @@ class Timeline {
   void write_on();
 
   // Require the mutex.
-  /// Returns null where there is none of this number, or in another phase: it is of an earlier file, or another batch of the same group.
+  /// Returns null where there is none of this number, or in another phase: it is of an earlier
+  /// file, or another batch of the same group.
   Operation* find(std::uint64_t id, Phase phase);
   Track& track_for(const Submission& submission, std::string_view name, bool once);
   Track& make_track(const std::string& key, std::string_view label, bool shared);
-  void put(char phase, std::uint32_t tid, TraceTime at, std::initializer_list<std::string_view> rest);
-  void put_on(Track& track, char phase, TraceTime at, std::initializer_list<std::string_view> rest = {});
+  void put(char phase, std::uint32_t tid, TraceTime at,
+           std::initializer_list<std::string_view> rest);
+  void put_on(Track& track, char phase, TraceTime at,
+              std::initializer_list<std::string_view> rest = {});
   void begin(Track& track, TraceTime at, std::string_view name, std::string_view arguments = {});
   void mark(Track& track, TraceTime at, int rank, std::string_view what);
   void describe(std::string_view what, std::uint32_t tid, std::string_view argument);

@@ -37,7 +37,8 @@ TimelineFile::TimelineFile(const std::string& path, std::string_view first)
     problem = errno == EWOULDBLOCK ? "another process holds its lock" : std::strerror(errno);
   } else {
     const std::string begin = "[" + std::string(first.substr(1));
-    if (read(0, begin.size()) != begin && !(::ftruncate(descriptor_, 0) == 0 && write(begin + std::string(kEnd), 0)))
+    if (read(0, begin.size()) != begin &&
+        !(::ftruncate(descriptor_, 0) == 0 && write(begin + std::string(kEnd), 0)))
       problem = std::strerror(errno);
     unlock();
   }
@@ -49,11 +50,12 @@ TimelineFile::TimelineFile(const std::string& path, std::string_view first)
 TimelineFile::~TimelineFile() { ::close(descriptor_); }
 
 bool TimelineFile::lock() {
-  // The lock of this open file, not of the process: it also keeps the ranks of one process apart, goes with whoever dies, and is the one
-  // that flock(1) takes for who reads the file.
+  // The lock of this open file, not of the process: it also keeps the ranks of one process apart,
+  // goes with whoever dies, and is the one that flock(1) takes for who reads the file.
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   while (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
-    if ((errno != EWOULDBLOCK && errno != EINTR) || std::chrono::steady_clock::now() >= deadline) return false;
+    if ((errno != EWOULDBLOCK && errno != EINTR) || std::chrono::steady_clock::now() >= deadline)
+      return false;
     std::this_thread::sleep_for(200us);
   }
   return true;
@@ -69,7 +71,8 @@ std::optional<std::string> TimelineFile::read(std::uint64_t from, std::size_t by
   std::string text(bytes, '\0');
   std::size_t have = 0;
   while (have < bytes) {
-    const auto got = ::pread(descriptor_, text.data() + have, bytes - have, static_cast<off_t>(from + have));
+    const auto got =
+        ::pread(descriptor_, text.data() + have, bytes - have, static_cast<off_t>(from + have));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return std::nullopt;
     if (got == 0) break;
@@ -90,14 +93,16 @@ bool TimelineFile::write(std::string_view text, std::uint64_t at) {
   return true;
 }
 
-TimelineFile::Outcome TimelineFile::append(std::string_view events, std::uint64_t max_bytes, std::string_view full) {
+TimelineFile::Outcome TimelineFile::append(std::string_view events, std::uint64_t max_bytes,
+                                           std::string_view full) {
   if (!lock()) return errno == EWOULDBLOCK ? Outcome::Busy : Outcome::Broken;
   const Outcome outcome = append_locked(events, max_bytes, full);
   unlock();
   return outcome;
 }
 
-TimelineFile::Outcome TimelineFile::append_locked(std::string_view events, std::uint64_t max_bytes, std::string_view full) {
+TimelineFile::Outcome TimelineFile::append_locked(std::string_view events, std::uint64_t max_bytes,
+                                                  std::string_view full) {
   struct stat about {};
   if (::fstat(descriptor_, &about) != 0) return Outcome::Broken;
   const auto size = static_cast<std::uint64_t>(about.st_size);
@@ -107,12 +112,15 @@ TimelineFile::Outcome TimelineFile::append_locked(std::string_view events, std::
   std::string tail = std::move(*read_tail);
   if (tail.ends_with(kEnd)) {
     tail.resize(tail.size() - kEnd.size());
-  } else {  // torn: up to the last line that is whole, or to the beginning, if somebody has emptied it
+  } else {  // torn: up to the last line that is whole, or to the beginning, if somebody has emptied
+            // it
     const auto whole = [&tail](std::string_view last) { return tail.rfind(last) + 1; };
     tail.resize(std::max(whole("}\n"), whole("},\n")));
     if (tail.empty()) end = 0;
-    if (::ftruncate(descriptor_, static_cast<off_t>(end + tail.size())) != 0) return Outcome::Broken;
-    if (tail.ends_with(kFullMark) && !write(kEnd, end + tail.size())) return Outcome::Broken;  // nothing more is appended to that
+    if (::ftruncate(descriptor_, static_cast<off_t>(end + tail.size())) != 0)
+      return Outcome::Broken;
+    // nothing more is appended to that
+    if (tail.ends_with(kFullMark) && !write(kEnd, end + tail.size())) return Outcome::Broken;
   }
   if (tail.ends_with(kFullMark)) return Outcome::Full;
   end += tail.size();
@@ -127,7 +135,8 @@ TimelineFile::Outcome TimelineFile::append_locked(std::string_view events, std::
   text += kEnd;
   if (write(text, end)) return is_full ? Outcome::Full : Outcome::Written;
   const int error = errno;
-  if (::ftruncate(descriptor_, static_cast<off_t>(end)) == 0) write(kEnd, end);  // there was room for as much
+  // there was room for as much
+  if (::ftruncate(descriptor_, static_cast<off_t>(end)) == 0) write(kEnd, end);
   errno = error;
   return Outcome::Broken;
 }

@@ -9,7 +9,8 @@ namespace hvd::kernels {
 
 namespace {
 
-constexpr std::size_t kBlock = 512;  // elements converted at a time: n blocks of double stay in the first cache
+// elements converted at a time: n blocks of double stay in the first cache
+constexpr std::size_t kBlock = 512;
 
 /// A vector as a combination of the inputs.
 using Combination = std::vector<double>;
@@ -19,7 +20,8 @@ struct Product {
   double magnitude = 0;  ///< sum of the absolute values of what was added up
 };
 
-Product product(std::span<const double> products, std::size_t n, const Combination& a, const Combination& b) {
+Product product(std::span<const double> products, std::size_t n, const Combination& a,
+                const Combination& b) {
   Product sum;
   for (std::size_t i = 0; i < n; ++i)
     for (std::size_t j = 0; j < n; ++j) {
@@ -39,17 +41,23 @@ double share(const Product& common, const Product& square) {
 
 class Blocks {
  public:
-  explicit Blocks(const Reduction& reduction, std::size_t count) : reduction_(reduction), count_(count) {}
+  explicit Blocks(const Reduction& reduction, std::size_t count)
+      : reduction_(reduction), count_(count) {}
   [[nodiscard]] std::size_t size() const { return (count_ + kBlock - 1) / kBlock; }
-  [[nodiscard]] std::size_t count(std::size_t block) const { return std::min(kBlock, count_ - block * kBlock); }
+  [[nodiscard]] std::size_t count(std::size_t block) const {
+    return std::min(kBlock, count_ - block * kBlock);
+  }
   void load(std::size_t block, const void* from, std::span<double> to) const {
     if (from == nullptr) return std::fill(to.begin(), to.end(), 0.0);
-    const auto* bytes = static_cast<const std::byte*>(from) + block * kBlock * element_bytes(reduction_.dtype);
-    convert(to.data(), DataType::Float64, bytes, reduction_.dtype, count(block), reduction_.prescale);
+    const auto* bytes =
+        static_cast<const std::byte*>(from) + block * kBlock * element_bytes(reduction_.dtype);
+    convert(to.data(), DataType::Float64, bytes, reduction_.dtype, count(block),
+            reduction_.prescale);
   }
   void store(std::size_t block, std::span<const double> from, void* to) const {
     auto* bytes = static_cast<std::byte*>(to) + block * kBlock * element_bytes(reduction_.dtype);
-    convert(bytes, reduction_.dtype, from.data(), DataType::Float64, count(block), reduction_.postscale);
+    convert(bytes, reduction_.dtype, from.data(), DataType::Float64, count(block),
+            reduction_.postscale);
   }
 
  private:
@@ -61,7 +69,8 @@ double dot(std::span<const double> a, std::span<const double> b, std::size_t cou
   std::array<double, 8> sums{};
   std::size_t i = 0;
   for (; i + sums.size() <= count; i += sums.size())
-    for (std::size_t lane = 0; lane < sums.size(); ++lane) sums[lane] += (a[i + lane] * scale) * (b[i + lane] * scale);
+    for (std::size_t lane = 0; lane < sums.size(); ++lane)
+      sums[lane] += (a[i + lane] * scale) * (b[i + lane] * scale);
   for (; i < count; ++i) sums[0] += (a[i] * scale) * (b[i] * scale);
   double sum = 0;
   for (const double part : sums) sum += part;
@@ -71,7 +80,8 @@ double dot(std::span<const double> a, std::span<const double> b, std::size_t cou
 }  // namespace
 
 bool adasum_supported(DataType dtype) {
-  return dtype == DataType::Float16 || dtype == DataType::BFloat16 || dtype == DataType::Float32 || dtype == DataType::Float64;
+  return dtype == DataType::Float16 || dtype == DataType::BFloat16 || dtype == DataType::Float32 ||
+         dtype == DataType::Float64;
 }
 
 std::vector<double> adasum_coefficients(std::span<const double> products, std::size_t n) {
@@ -97,8 +107,10 @@ std::vector<double> adasum_coefficients(std::span<const double> products, std::s
   return vectors.empty() ? Combination{} : std::move(vectors.front());
 }
 
-void adasum(const Reduction& reduction, std::span<const void* const> in, std::span<void* const> out, std::size_t count) {
-  if (!adasum_supported(reduction.dtype)) throw std::invalid_argument("adasum: not a type of real floating-point numbers");
+void adasum(const Reduction& reduction, std::span<const void* const> in, std::span<void* const> out,
+            std::size_t count) {
+  if (!adasum_supported(reduction.dtype))
+    throw std::invalid_argument("adasum: not a type of real floating-point numbers");
   const std::size_t n = in.size();
   const Blocks blocks(reduction, count);
   std::vector<double> values(n * kBlock);
@@ -113,13 +125,15 @@ void adasum(const Reduction& reduction, std::span<const void* const> in, std::sp
           if (std::isfinite(values[k])) largest = std::max(largest, std::abs(values[k]));
       }
   }
-  const double scale = largest > 0 ? std::ldexp(1.0, -std::clamp(std::ilogb(largest), -1000, 1000)) : 1;
+  const double scale =
+      largest > 0 ? std::ldexp(1.0, -std::clamp(std::ilogb(largest), -1000, 1000)) : 1;
 
   std::vector<double> products(n * n, 0.0);
   for (std::size_t block = 0; block < blocks.size(); ++block) {
     for (std::size_t i = 0; i < n; ++i) blocks.load(block, in[i], row(i));
     for (std::size_t i = 0; i < n; ++i)
-      for (std::size_t j = i; j < n; ++j) products[i * n + j] += dot(row(i), row(j), blocks.count(block), scale);
+      for (std::size_t j = i; j < n; ++j)
+        products[i * n + j] += dot(row(i), row(j), blocks.count(block), scale);
   }
   for (std::size_t i = 0; i < n; ++i)
     for (std::size_t j = 0; j < i; ++j) products[i * n + j] = products[j * n + i];
@@ -130,7 +144,8 @@ void adasum(const Reduction& reduction, std::span<const void* const> in, std::sp
     sum.fill(0);
     for (std::size_t i = 0; i < n; ++i) {
       blocks.load(block, in[i], row(i));
-      for (std::size_t k = 0; k < blocks.count(block); ++k) sum[k] += coefficients[i] * values[i * kBlock + k];
+      for (std::size_t k = 0; k < blocks.count(block); ++k)
+        sum[k] += coefficients[i] * values[i * kBlock + k];
     }
     for (void* output : out) blocks.store(block, sum, output);
   }

@@ -1,7 +1,8 @@
 #pragma once
-/// KernelTable is the seam between the dispatcher (reduce.cc) and the vector kernels, which are one template (reduce_impl.h) compiled once
-/// per instruction set. It has plain structs and function pointers only: these files are compiled with flags that not every processor has,
-/// and an inline function shared with the rest of the program could be the copy that the linker keeps.
+/// KernelTable is the seam between the dispatcher (reduce.cc) and the vector kernels, which are one
+/// template (reduce_impl.h) compiled once per instruction set. It has plain structs and function
+/// pointers only: these files are compiled with flags that not every processor has, and an inline
+/// function shared with the rest of the program could be the copy that the linker keeps.
 // Tested in tests/ops/kernels/reduce_test.cc
 
 #include <cstddef>
@@ -30,7 +31,8 @@ struct ConvertJob {
 };
 using ConvertKernel = void (*)(const ConvertJob& job);
 
-/// A KernelTable is what one instruction set offers. Each lookup returns null where the scalar version has to do.
+/// A KernelTable is what one instruction set offers. Each lookup returns null where the scalar
+/// version has to do.
 struct KernelTable {
   /// `op` is Sum (also for averages of floats), Min or Max. Integers are not scaled.
   ReduceKernel (*reduce)(DataType dtype, DataType output, ReduceOp op, bool prescaled);

@@ -1,4 +1,5 @@
-// The kernels for AVX2 with F16C: 32 bytes at a time. Compiled with -mavx2 -mfma -mf16c; without, there are none.
+// The kernels for AVX2 with F16C: 32 bytes at a time. Compiled with -mavx2 -mfma -mf16c; without,
+// there are none.
 // Tested in tests/ops/kernels/reduce_test.cc
 #include "ops/kernels/kernel_table.h"
 

@@ -1,4 +1,5 @@
-// The kernels for AVX-512 (F, BW, VL, DQ): 64 bytes at a time. Compiled with -mavx512f and its kin; without, there are none.
+// The kernels for AVX-512 (F, BW, VL, DQ): 64 bytes at a time. Compiled with -mavx512f and its kin;
+// without, there are none.
 // Tested in tests/ops/kernels/reduce_test.cc
 #include "ops/kernels/kernel_table.h"
 

@@ -2,4 +2,6 @@
 // Tested in tests/ops/kernels/reduce_test.cc
 #include "ops/kernels/reduce_impl.h"
 
-const hvd::kernels::detail::KernelTable* hvd::kernels::detail::baseline_kernels() { return &kTable; }
+const hvd::kernels::detail::KernelTable* hvd::kernels::detail::baseline_kernels() {
+  return &kTable;
+}

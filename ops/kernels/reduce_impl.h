@@ -1,14 +1,18 @@
 #pragma once
-/// This file has the vector kernels; one file per instruction set includes it. The width follows from the compiler's flags; everything is
-/// in an unnamed namespace, and nothing from the library is instantiated, so that no function compiled with these flags can be linked into
-/// code that runs on a lesser processor.
+/// This file has the vector kernels; one file per instruction set includes it. The width follows
+/// from the compiler's flags; everything is in an unnamed namespace, and nothing from the library
+/// is instantiated, so that no function compiled with these flags can be linked into code that runs
+/// on a lesser processor.
 ///
-/// A step takes `kSteps` vectors through all inputs in rank order, in registers, and stores them to all outputs: every cache line is
-/// read once and written once, whatever the number of ranks, and in place costs no extra traffic.
+/// A step takes `kSteps` vectors through all inputs in rank order, in registers, and stores them to
+/// all outputs: every cache line is read once and written once, whatever the number of ranks, and
+/// in place costs no extra traffic.
 ///
-/// Tried in place with AVX-512 on Zen 4, 64 MiB per rank: two or four vectors a step are no faster in cache, and up to 30% slower from
-/// memory for single combinations (fp32 x4: 53 instead of 74 GB/s; bf16 x4: 44 instead of 71), depending on how the compiler happens to
-/// order the accesses; prefetching 0.5 to 4 KiB ahead gains nothing. So one vector a step, unless the number of ranks is unknown.
+/// Tried in place with AVX-512 on Zen 4, 64 MiB per rank: two or four vectors a step are no faster
+/// in cache, and up to 30% slower from memory for single combinations (fp32 x4: 53 instead of 74
+/// GB/s; bf16 x4: 44 instead of 71), depending on how the compiler happens to order the accesses;
+/// prefetching 0.5 to 4 KiB ahead gains nothing. So one vector a step, unless the number of ranks
+/// is unknown.
 // Tested in tests/ops/kernels/reduce_test.cc
 
 #include "ops/kernels/kernel_table.h"
@@ -17,9 +21,11 @@
 namespace hvd::kernels::detail {
 namespace {
 
-/// All lanes, or the first `lanes` through a buffer: the same arithmetic for the last elements as for all others.
+/// All lanes, or the first `lanes` through a buffer: the same arithmetic for the last elements as
+/// for all others.
 template <class Format, bool kPart>
-[[gnu::always_inline]] inline typename Format::Value load_at(const void* base, std::size_t i, std::size_t lanes) {
+[[gnu::always_inline]] inline typename Format::Value load_at(const void* base, std::size_t i,
+                                                             std::size_t lanes) {
   const char* from = static_cast<const char*>(base) + i * Format::kBytes;
   typename Format::Stored stored = {};
   __builtin_memcpy(&stored, from, kPart ? lanes * Format::kBytes : sizeof stored);
@@ -27,7 +33,8 @@ template <class Format, bool kPart>
 }
 
 template <class Format, bool kPart>
-[[gnu::always_inline]] inline void store_at(void* base, std::size_t i, std::size_t lanes, typename Format::Stored stored) {
+[[gnu::always_inline]] inline void store_at(void* base, std::size_t i, std::size_t lanes,
+                                            typename Format::Stored stored) {
   char* to = static_cast<char*>(base) + i * Format::kBytes;
   __builtin_memcpy(to, &stored, kPart ? lanes * Format::kBytes : sizeof stored);
 }
@@ -51,7 +58,8 @@ struct Finish {
 
 /// body(r) for r in [begin, end), unrolled where `kRanks` says at compile time how many there are.
 template <std::size_t kRanks, class Body>
-[[gnu::always_inline]] inline void each_rank(std::size_t begin, [[maybe_unused]] std::size_t end, const Body& body) {
+[[gnu::always_inline]] inline void each_rank(std::size_t begin, [[maybe_unused]] std::size_t end,
+                                             const Body& body) {
   if constexpr (kRanks != 0) {
 #pragma GCC unroll 8
     for (std::size_t r = begin; r < kRanks; ++r) body(r);
@@ -67,9 +75,11 @@ struct Reducer {
   static constexpr bool kScalable = static_cast<Scalar>(0.5) != 0;
   static constexpr std::size_t kLanes = From::kLanes;
 
-  /// `kRanks` inputs that are the outputs too, their addresses in registers; or any number, where it is 0.
+  /// `kRanks` inputs that are the outputs too, their addresses in registers; or any number, where
+  /// it is 0.
   template <std::size_t kRanks, std::size_t kSteps, bool kPart = false>
-  [[gnu::always_inline]] static inline void step(const ReduceJob& job, const void* const* in, const Finish<Scalar>& finish, Scalar prescale,
+  [[gnu::always_inline]] static inline void step(const ReduceJob& job, const void* const* in,
+                                                 const Finish<Scalar>& finish, Scalar prescale,
                                                  std::size_t i, std::size_t lanes = kLanes) {
     Value sums[kSteps];
     for (std::size_t k = 0; k < kSteps; ++k) {
@@ -100,12 +110,14 @@ struct Reducer {
     each_rank<kRanks>(
         0, job.outs, [&](std::size_t r) __attribute__((always_inline)) {
           void* out = kRanks == 0 ? job.out[r] : const_cast<void*>(in[r]);
-          for (std::size_t k = 0; k < kSteps; ++k) store_at<To, kPart>(out, i + k * kLanes, lanes, packed[k]);
+          for (std::size_t k = 0; k < kSteps; ++k)
+            store_at<To, kPart>(out, i + k * kLanes, lanes, packed[k]);
         });
   }
 
   /// Fewer elements than a vector has.
-  [[gnu::noinline]] static void rest(const ReduceJob& job, const Finish<Scalar>& finish, Scalar prescale, std::size_t i) {
+  [[gnu::noinline]] static void rest(const ReduceJob& job, const Finish<Scalar>& finish,
+                                     Scalar prescale, std::size_t i) {
     step<0, 1, true>(job, job.in, finish, prescale, i, job.count - i);
   }
 
@@ -120,7 +132,8 @@ struct Reducer {
     const std::size_t count = job.count;
     std::size_t i = 0;
     if constexpr (kSteps > 1) {
-      for (; i + kSteps * kLanes <= count; i += kSteps * kLanes) step<kRanks, kSteps>(job, in, finish, prescale, i);
+      for (; i + kSteps * kLanes <= count; i += kSteps * kLanes)
+        step<kRanks, kSteps>(job, in, finish, prescale, i);
     }
     for (; i + kLanes <= count; i += kLanes) step<kRanks, 1>(job, in, finish, prescale, i);
     if (i < count) rest(job, finish, prescale, i);
@@ -133,7 +146,8 @@ struct Reducer {
   }
 
   static void run_any(const ReduceJob& job) {
-    constexpr ReduceKernel kRuns[] = {run<0>, run<0>, run<2>, run<3>, run<4>, run<5>, run<6>, run<7>, run<8>};
+    constexpr ReduceKernel kRuns[] = {run<0>, run<0>, run<2>, run<3>, run<4>,
+                                      run<5>, run<6>, run<7>, run<8>};
     return (in_place(job) && job.ins < sizeof kRuns / sizeof *kRuns ? kRuns[job.ins] : run<0>)(job);
   }
 };
@@ -145,19 +159,25 @@ void run_convert(const ConvertJob& job) {
   const auto scale = static_cast<Scalar>(job.scale);
   std::size_t i = 0;
   for (; i + kLanes <= job.count; i += kLanes) {
-    store_at<To, false>(job.dst, i, kLanes, To::pack(load_at<From, false>(job.src, i, kLanes) * scale));
+    store_at<To, false>(job.dst, i, kLanes,
+                        To::pack(load_at<From, false>(job.src, i, kLanes) * scale));
   }
   const std::size_t rest = job.count - i;
-  if (rest != 0) store_at<To, true>(job.dst, i, rest, To::pack(load_at<From, true>(job.src, i, rest) * scale));
+  if (rest != 0)
+    store_at<To, true>(job.dst, i, rest, To::pack(load_at<From, true>(job.src, i, rest) * scale));
 }
 
 template <class From, class To = From>
 ReduceKernel find_float(ReduceOp op, bool prescaled) {
-  if (op == ReduceOp::Sum) return prescaled ? Reducer<From, To, Sum, true>::template run<0> : Reducer<From, To, Sum, false>::run_any;
+  if (op == ReduceOp::Sum)
+    return prescaled ? Reducer<From, To, Sum, true>::template run<0>
+                     : Reducer<From, To, Sum, false>::run_any;
   if (op == ReduceOp::Min)
-    return prescaled ? Reducer<From, To, Min, true>::template run<0> : Reducer<From, To, Min, false>::template run<0>;
+    return prescaled ? Reducer<From, To, Min, true>::template run<0>
+                     : Reducer<From, To, Min, false>::template run<0>;
   if (op == ReduceOp::Max)
-    return prescaled ? Reducer<From, To, Max, true>::template run<0> : Reducer<From, To, Max, false>::template run<0>;
+    return prescaled ? Reducer<From, To, Max, true>::template run<0>
+                     : Reducer<From, To, Max, false>::template run<0>;
   return nullptr;
 }
 
@@ -181,8 +201,11 @@ ReduceKernel find_integer(ReduceOp op) {
 ReduceKernel find_reduce(DataType dtype, DataType output, ReduceOp op, bool prescaled) {
   const bool widens = output != dtype;
   if (widens && output != DataType::Float32) return nullptr;
-  if (dtype == DataType::Float16) return widens ? find_float<Half, Plain<float>>(op, prescaled) : find_float<Half>(op, prescaled);
-  if (dtype == DataType::BFloat16) return widens ? find_float<BFloat, Plain<float>>(op, prescaled) : find_float<BFloat>(op, prescaled);
+  if (dtype == DataType::Float16)
+    return widens ? find_float<Half, Plain<float>>(op, prescaled) : find_float<Half>(op, prescaled);
+  if (dtype == DataType::BFloat16)
+    return widens ? find_float<BFloat, Plain<float>>(op, prescaled)
+                  : find_float<BFloat>(op, prescaled);
   if (widens) return nullptr;
   switch (dtype) {
     case DataType::Float32:
@@ -217,7 +240,8 @@ ConvertKernel find_convert(DataType dst, DataType src) {
   if (src == DataType::Float16) return find_convert_from<Half>(dst);
   if (src == DataType::BFloat16) return find_convert_from<BFloat>(dst);
   if (src == DataType::Float32) return find_convert_from<Plain<float>>(dst);
-  return src == DataType::Float64 && dst == src ? run_convert<Plain<double>, Plain<double>> : nullptr;
+  return src == DataType::Float64 && dst == src ? run_convert<Plain<double>, Plain<double>>
+                                                : nullptr;
 }
 
 constexpr KernelTable kTable = {.reduce = find_reduce, .convert = find_convert};

@@ -1,7 +1,9 @@
-// One element at a time, written to be read: the oracle of the vector kernels, and the kernel of what is rare (products, complex
-// products, scaled integers, integer averages). No intrinsics, nothing shared with reduce_impl.h.
+// One element at a time, written to be read: the oracle of the vector kernels, and the kernel of
+// what is rare (products, complex products, scaled integers, integer averages). No intrinsics,
+// nothing shared with reduce_impl.h.
 //
-// The accumulators of a block of elements stay in the first-level cache while the inputs pass by one after the other.
+// The accumulators of a block of elements stay in the first-level cache while the inputs pass by
+// one after the other.
 // Tested in tests/ops/kernels/reduce_test.cc
 
 #include <algorithm>
@@ -25,7 +27,8 @@ using namespace scalar;
 constexpr std::size_t kBlock = 512;  // elements; 8 KiB of the widest accumulator
 
 template <class T>
-constexpr bool kIsComplex = std::is_same_v<T, std::complex<float>> || std::is_same_v<T, std::complex<double>>;
+constexpr bool kIsComplex =
+    std::is_same_v<T, std::complex<float>> || std::is_same_v<T, std::complex<double>>;
 template <class T>
 constexpr bool kIsInteger = std::is_integral_v<T> && !std::is_same_v<T, bool>;
 
@@ -37,9 +40,12 @@ T scaled(T value, double scale) {
   } else if constexpr (kIsInteger<T>) {
     const double product = static_cast<double>(value) * scale;
     if (std::isnan(product)) return 0;
-    // max() of int64 becomes its successor here, which is what must not be reached; the other bounds are exact.
-    if (product <= static_cast<double>(std::numeric_limits<T>::min())) return std::numeric_limits<T>::min();
-    if (product >= static_cast<double>(std::numeric_limits<T>::max())) return std::numeric_limits<T>::max();
+    // max() of int64 becomes its successor here, which is what must not be reached; the other
+    // bounds are exact.
+    if (product <= static_cast<double>(std::numeric_limits<T>::min()))
+      return std::numeric_limits<T>::min();
+    if (product >= static_cast<double>(std::numeric_limits<T>::max()))
+      return std::numeric_limits<T>::max();
     return static_cast<T>(product);
   } else if constexpr (kIsComplex<T>) {
     using Real = typename T::value_type;
@@ -51,7 +57,8 @@ T scaled(T value, double scale) {
 
 __extension__ using Int128 = __int128;
 
-/// The accumulator: wide enough that an integer average is exact, and unsigned where the arithmetic has to wrap.
+/// The accumulator: wide enough that an integer average is exact, and unsigned where the arithmetic
+/// has to wrap.
 template <class T, ReduceOp kOp>
 struct AccumulatorOf {
   using Type = T;
@@ -62,7 +69,8 @@ struct AccumulatorOf<T, ReduceOp::Average> {
   using Type = std::conditional_t<sizeof(T) == 8, Int128, std::int64_t>;
 };
 template <class T, ReduceOp kOp>
-requires(kIsInteger<T> && (kOp == ReduceOp::Sum || kOp == ReduceOp::Product)) struct AccumulatorOf<T, kOp> {
+requires(kIsInteger<T> &&
+         (kOp == ReduceOp::Sum || kOp == ReduceOp::Product)) struct AccumulatorOf<T, kOp> {
   using Type = std::uint64_t;
 };
 
@@ -132,7 +140,8 @@ void reduce_all(const Reduction& reduction, In in, Out out, std::size_t count) {
     const std::size_t length = std::min(kBlock, count - begin);
     for (std::size_t i = 0; i < length; ++i) block[i] = load(in[0], begin + i);
     for (std::size_t r = 1; r < in.size(); ++r) {
-      for (std::size_t i = 0; i < length; ++i) block[i] = combined<kOp, A>(block[i], load(in[r], begin + i));
+      for (std::size_t i = 0; i < length; ++i)
+        block[i] = combined<kOp, A>(block[i], load(in[r], begin + i));
     }
     for (std::size_t i = 0; i < length; ++i) {
       if constexpr (kOp == ReduceOp::Average) {
@@ -153,18 +162,26 @@ template <class Format, class OutFormat = Format>
 void reduce_as(const Reduction& reduction, In in, Out out, std::size_t count) {
   using T = typename Format::Value;
   if constexpr (!kIsComplex<T>) {
-    if (reduction.op == ReduceOp::Min) return reduce_all<Format, OutFormat, ReduceOp::Min>(reduction, in, out, count);
-    if (reduction.op == ReduceOp::Max) return reduce_all<Format, OutFormat, ReduceOp::Max>(reduction, in, out, count);
+    if (reduction.op == ReduceOp::Min)
+      return reduce_all<Format, OutFormat, ReduceOp::Min>(reduction, in, out, count);
+    if (reduction.op == ReduceOp::Max)
+      return reduce_all<Format, OutFormat, ReduceOp::Max>(reduction, in, out, count);
   }
   if constexpr (std::is_integral_v<T>) {
-    if (reduction.op == ReduceOp::BitAnd) return reduce_all<Format, OutFormat, ReduceOp::BitAnd>(reduction, in, out, count);
-    if (reduction.op == ReduceOp::BitOr) return reduce_all<Format, OutFormat, ReduceOp::BitOr>(reduction, in, out, count);
-    if (reduction.op == ReduceOp::BitXor) return reduce_all<Format, OutFormat, ReduceOp::BitXor>(reduction, in, out, count);
+    if (reduction.op == ReduceOp::BitAnd)
+      return reduce_all<Format, OutFormat, ReduceOp::BitAnd>(reduction, in, out, count);
+    if (reduction.op == ReduceOp::BitOr)
+      return reduce_all<Format, OutFormat, ReduceOp::BitOr>(reduction, in, out, count);
+    if (reduction.op == ReduceOp::BitXor)
+      return reduce_all<Format, OutFormat, ReduceOp::BitXor>(reduction, in, out, count);
   }
   if constexpr (!std::is_same_v<T, bool>) {
-    if (reduction.op == ReduceOp::Sum) return reduce_all<Format, OutFormat, ReduceOp::Sum>(reduction, in, out, count);
-    if (reduction.op == ReduceOp::Average) return reduce_all<Format, OutFormat, ReduceOp::Average>(reduction, in, out, count);
-    if (reduction.op == ReduceOp::Product) return reduce_all<Format, OutFormat, ReduceOp::Product>(reduction, in, out, count);
+    if (reduction.op == ReduceOp::Sum)
+      return reduce_all<Format, OutFormat, ReduceOp::Sum>(reduction, in, out, count);
+    if (reduction.op == ReduceOp::Average)
+      return reduce_all<Format, OutFormat, ReduceOp::Average>(reduction, in, out, count);
+    if (reduction.op == ReduceOp::Product)
+      return reduce_all<Format, OutFormat, ReduceOp::Product>(reduction, in, out, count);
   }
 }
 
@@ -173,11 +190,13 @@ void convert_as(void* dst, const void* src, std::size_t count, double scale) {
   constexpr bool kInDouble = std::is_same_v<From, Double> || std::is_same_v<To, Double>;
   using Value = std::conditional_t<kInDouble, double, float>;
   const auto factor = static_cast<Value>(scale);
-  for (std::size_t i = 0; i < count; ++i) store_at<To>(dst, i, static_cast<Value>(From::load(stored_at<From>(src, i))) * factor);
+  for (std::size_t i = 0; i < count; ++i)
+    store_at<To>(dst, i, static_cast<Value>(From::load(stored_at<From>(src, i))) * factor);
 }
 
 [[noreturn]] void refuse(DataType from, std::string_view what) {
-  throw std::invalid_argument("hvd kernels: " + std::string(name_of(from)) + " cannot be " + std::string(what));
+  throw std::invalid_argument("hvd kernels: " + std::string(name_of(from)) + " cannot be " +
+                              std::string(what));
 }
 
 /// Calls `work` with the format of `dtype`.
@@ -200,9 +219,11 @@ void with_format(DataType dtype, std::string_view what, const Work& work) {
 }  // namespace
 
 void reduce_scalar(const Reduction& reduction, In in, Out out, std::size_t count) {
-  if (!supported(reduction.dtype, reduction.op)) refuse(reduction.dtype, "reduced by " + std::string(name_of(reduction.op)));
+  if (!supported(reduction.dtype, reduction.op))
+    refuse(reduction.dtype, "reduced by " + std::string(name_of(reduction.op)));
   const bool widened = reduction.output != reduction.dtype;
-  if (widened && (reduction.output != DataType::Float32 || element_bytes(reduction.dtype) != 2 || is_integer(reduction.dtype))) {
+  if (widened && (reduction.output != DataType::Float32 || element_bytes(reduction.dtype) != 2 ||
+                  is_integer(reduction.dtype))) {
     refuse(reduction.dtype, "reduced to " + std::string(name_of(reduction.output)));
   }
   if (in.empty()) {
@@ -223,9 +244,11 @@ void reduce_scalar(const Reduction& reduction, In in, Out out, std::size_t count
     case DataType::Int64:
       return reduce_as<Plain<std::int64_t>>(reduction, in, out, count);
     case DataType::Float16:
-      return widened ? reduce_as<Half, Single>(reduction, in, out, count) : reduce_as<Half>(reduction, in, out, count);
+      return widened ? reduce_as<Half, Single>(reduction, in, out, count)
+                     : reduce_as<Half>(reduction, in, out, count);
     case DataType::BFloat16:
-      return widened ? reduce_as<BFloat, Single>(reduction, in, out, count) : reduce_as<BFloat>(reduction, in, out, count);
+      return widened ? reduce_as<BFloat, Single>(reduction, in, out, count)
+                     : reduce_as<BFloat>(reduction, in, out, count);
     case DataType::Float32:
       return reduce_as<Single>(reduction, in, out, count);
     case DataType::Float64:
@@ -239,13 +262,15 @@ void reduce_scalar(const Reduction& reduction, In in, Out out, std::size_t count
   }
 }
 
-void convert_scalar(void* dst, DataType dst_type, const void* src, DataType src_type, std::size_t count, double scale) {
+void convert_scalar(void* dst, DataType dst_type, const void* src, DataType src_type,
+                    std::size_t count, double scale) {
   if (dst_type == src_type && scale == 1) {
     if (count != 0 && dst != src) std::memcpy(dst, src, count * element_bytes(dst_type));
     return;
   }
   with_format(src_type, "converted from", [&](auto from) {
-    with_format(dst_type, "converted to", [&](auto to) { convert_as<decltype(from), decltype(to)>(dst, src, count, scale); });
+    with_format(dst_type, "converted to",
+                [&](auto to) { convert_as<decltype(from), decltype(to)>(dst, src, count, scale); });
   });
 }
 

@@ -1,6 +1,7 @@
 #pragma once
-/// This header has the element formats of the scalar kernels: how an element lies in memory, what it is computed in, and how it is rounded.
-/// It takes one element at a time, with branches, so that it can be checked by reading; it shares nothing with simd.h.
+/// This header has the element formats of the scalar kernels: how an element lies in memory, what
+/// it is computed in, and how it is rounded. It takes one element at a time, with branches, so that
+/// it can be checked by reading; it shares nothing with simd.h.
 // Tested in tests/ops/kernels/reduce_test.cc
 
 #include <cmath>
@@ -22,7 +23,8 @@ inline float float_of(std::uint32_t bits) {
 }
 
 inline float half_to_float(std::uint16_t half) {
-  const std::uint32_t sign = (half & 0x8000u) << 16, exponent = (half >> 10) & 0x1f, mantissa = half & 0x3ff;
+  const std::uint32_t sign = (half & 0x8000u) << 16, exponent = (half >> 10) & 0x1f,
+                      mantissa = half & 0x3ff;
   if (exponent == 31) return float_of(sign | 0x7f800000u | mantissa << 13);
   if (exponent != 0) return float_of(sign | (exponent + 112) << 23 | mantissa << 13);
   const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
@@ -30,7 +32,8 @@ inline float half_to_float(std::uint16_t half) {
 }
 
 inline std::uint16_t float_to_half(float value) {
-  const std::uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  const std::uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000u,
+                      magnitude = bits & 0x7fffffffu;
   const auto result = [&](std::uint32_t rest) { return static_cast<std::uint16_t>(sign | rest); };
   if (magnitude > 0x7f800000u) return result(0x7e00);   // NaN
   if (magnitude >= 0x477ff000u) return result(0x7c00);  // 65520 and above round to infinity
@@ -41,7 +44,9 @@ inline std::uint16_t float_to_half(float value) {
   return result((rounded - (112u << 23)) >> 13);
 }
 
-inline float bfloat_to_float(std::uint16_t bfloat) { return float_of(static_cast<std::uint32_t>(bfloat) << 16); }
+inline float bfloat_to_float(std::uint16_t bfloat) {
+  return float_of(static_cast<std::uint32_t>(bfloat) << 16);
+}
 
 inline std::uint16_t float_to_bfloat(float value) {
   const std::uint32_t bits = bits_of(value);
@@ -49,7 +54,8 @@ inline std::uint16_t float_to_bfloat(float value) {
   return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-/// Rounds to float, inexact results to the neighbour with an odd mantissa: rounding that to 16 bits equals rounding `value` to them.
+/// Rounds to float, inexact results to the neighbour with an odd mantissa: rounding that to 16 bits
+/// equals rounding `value` to them.
 inline float round_to_odd(double value) {
   const auto nearest = static_cast<float>(value);
   if (std::isnan(value) || static_cast<double>(nearest) == value) return nearest;

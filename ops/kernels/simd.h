@@ -1,6 +1,7 @@
 #pragma once
-/// This header says how elements lie in memory and how a vector of them is computed in: load, store, round. It uses GCC's vector types, of
-/// the register's width, and intrinsics only for what they cannot say (fp16). Everything lives in the including file's own namespace.
+/// This header says how elements lie in memory and how a vector of them is computed in: load,
+/// store, round. It uses GCC's vector types, of the register's width, and intrinsics only for what
+/// they cannot say (fp16). Everything lives in the including file's own namespace.
 // Tested in tests/ops/kernels/reduce_test.cc
 
 #if defined(__AVX2__)
@@ -40,7 +41,8 @@ inline Floats floats_of(Words bits) { return __builtin_bit_cast(Floats, bits); }
 
 inline Words widened(Halves halves) {
 #if defined(__AVX512F__)
-  return __builtin_bit_cast(Words, _mm512_maskz_cvtepu16_epi32(kAll, __builtin_bit_cast(__m256i, halves)));
+  return __builtin_bit_cast(Words,
+                            _mm512_maskz_cvtepu16_epi32(kAll, __builtin_bit_cast(__m256i, halves)));
 #elif defined(__AVX2__)
   return __builtin_bit_cast(Words, _mm256_cvtepu16_epi32(__builtin_bit_cast(__m128i, halves)));
 #else
@@ -50,10 +52,12 @@ inline Words widened(Halves halves) {
 /// Returns the lower 16 bits of each word; the upper ones are zero.
 inline Halves narrowed(Words words) {
 #if defined(__AVX512F__)
-  return __builtin_bit_cast(Halves, _mm512_maskz_cvtepi32_epi16(kAll, __builtin_bit_cast(__m512i, words)));
+  return __builtin_bit_cast(Halves,
+                            _mm512_maskz_cvtepi32_epi16(kAll, __builtin_bit_cast(__m512i, words)));
 #elif defined(__AVX2__)
   const auto all = __builtin_bit_cast(__m256i, words);
-  return __builtin_bit_cast(Halves, _mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+  return __builtin_bit_cast(
+      Halves, _mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
 #else
   return __builtin_convertvector(words, Halves);
 #endif
@@ -69,24 +73,31 @@ inline Halves to_bfloats(Floats value) {
 
 #if defined(__AVX512F__)
 inline Floats from_halves(Halves halves) {
-  return __builtin_bit_cast(Floats, _mm512_maskz_cvtph_ps(kAll, __builtin_bit_cast(__m256i, halves)));
+  return __builtin_bit_cast(Floats,
+                            _mm512_maskz_cvtph_ps(kAll, __builtin_bit_cast(__m256i, halves)));
 }
 inline Halves to_halves(Floats value) {
-  return __builtin_bit_cast(Halves, _mm512_maskz_cvtps_ph(kAll, __builtin_bit_cast(__m512, value), _MM_FROUND_TO_NEAREST_INT));
+  return __builtin_bit_cast(Halves, _mm512_maskz_cvtps_ph(kAll, __builtin_bit_cast(__m512, value),
+                                                          _MM_FROUND_TO_NEAREST_INT));
 }
 #elif defined(__AVX2__)
-inline Floats from_halves(Halves halves) { return __builtin_bit_cast(Floats, _mm256_cvtph_ps(__builtin_bit_cast(__m128i, halves))); }
+inline Floats from_halves(Halves halves) {
+  return __builtin_bit_cast(Floats, _mm256_cvtph_ps(__builtin_bit_cast(__m128i, halves)));
+}
 inline Halves to_halves(Floats value) {
-  return __builtin_bit_cast(Halves, _mm256_cvtps_ph(__builtin_bit_cast(__m256, value), _MM_FROUND_TO_NEAREST_INT));
+  return __builtin_bit_cast(
+      Halves, _mm256_cvtps_ph(__builtin_bit_cast(__m256, value), _MM_FROUND_TO_NEAREST_INT));
 }
 #else
-/// Both directions without branches, after Marat Dukhan's FP16 library: the rounding is left to an addition or a multiplication.
+/// Both directions without branches, after Marat Dukhan's FP16 library: the rounding is left to an
+/// addition or a multiplication.
 inline Floats from_halves(Halves halves) {
   const Words bits = widened(halves);
   const Words sign = (bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
   const Words normal = bits_of(floats_of((magnitude << 13) + (0xe0u << 23)) * 0x1p-112f);
   const Words tiny = bits_of(floats_of(magnitude | (126u << 23)) - 0.5f);
-  return floats_of(sign | (static_cast<Words>(magnitude < 0x400u) & tiny) | (static_cast<Words>(magnitude >= 0x400u) & normal));
+  return floats_of(sign | (static_cast<Words>(magnitude < 0x400u) & tiny) |
+                   (static_cast<Words>(magnitude >= 0x400u) & normal));
 }
 inline Halves to_halves(Floats value) {
   const Words bits = bits_of(value);
@@ -100,7 +111,8 @@ inline Halves to_halves(Floats value) {
 }
 #endif
 
-/// A format: `kLanes` elements of `kBytes` bytes each, together a `Stored`, are computed as one `Value` of `Scalar`s.
+/// A format: `kLanes` elements of `kBytes` bytes each, together a `Stored`, are computed as one
+/// `Value` of `Scalar`s.
 template <class T>
 struct Plain {
   using Scalar = T;

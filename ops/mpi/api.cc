@@ -10,7 +10,8 @@
 #include "hvd/base/text.h"
 #include "ops/mpi/library.h"
 
-// In Open MPI a handle is the address of an object of the library, elsewhere a number that the header has.
+// In Open MPI a handle is the address of an object of the library, elsewhere a number that the
+// header has.
 #ifdef OPEN_MPI
 #define HVD_MPI_NAME "Open MPI"
 #define HVD_MPI_HANDLE(constant, object) static_cast<decltype(constant)>(find(object))
@@ -28,8 +29,8 @@ namespace {
 constexpr const char* kMpiLibrary = HVD_MPI_LIBRARY;
 constexpr bool kIsOpenMpi = std::string_view(HVD_MPI_NAME) == "Open MPI";
 
-/// Finds symbols as the linker would, so that tools that stand in front of MPI are called, and objects that a program has a copy of are its
-/// copies.
+/// Finds symbols as the linker would, so that tools that stand in front of MPI are called, and
+/// objects that a program has a copy of are its copies.
 class MpiSymbols {
  public:
   void* find(const char* name) {
@@ -55,7 +56,9 @@ Function own_function(const char* name, void* library = RTLD_DEFAULT) {
 }
 bool has_mpi() { return ::dlsym(RTLD_DEFAULT, "PMPI_Initialized") != nullptr; }
 /// Returns whether the MPI that this process has is of the kind that this library was compiled for.
-bool is_right_kind() { return (::dlsym(RTLD_DEFAULT, "ompi_mpi_comm_world") != nullptr) == kIsOpenMpi; }
+bool is_right_kind() {
+  return (::dlsym(RTLD_DEFAULT, "ompi_mpi_comm_world") != nullptr) == kIsOpenMpi;
+}
 
 }  // namespace
 
@@ -96,15 +99,20 @@ std::string open_mpi() {
     // For all to see: Open MPI's plugins look there for the functions that they call.
     if (::dlopen(kMpiLibrary, RTLD_NOW | RTLD_GLOBAL) == nullptr) {
       const char* const words = ::dlerror();
-      return formatted("{}, with which hvd was built, cannot be opened: {}", HVD_MPI_NAME, words != nullptr ? words : kMpiLibrary);
+      return formatted("{}, with which hvd was built, cannot be opened: {}", HVD_MPI_NAME,
+                       words != nullptr ? words : kMpiLibrary);
     }
-    if (!is_right_kind()) return formatted("{} is not {}, with which hvd was built, but {}", kMpiLibrary, HVD_MPI_NAME, mpi_library());
+    if (!is_right_kind())
+      return formatted("{} is not {}, with which hvd was built, but {}", kMpiLibrary, HVD_MPI_NAME,
+                       mpi_library());
   } else if (!is_right_kind()) {
-    return formatted("the program is linked with another MPI ({}) than hvd was built with ({})", mpi_library(), HVD_MPI_NAME);
+    return formatted("the program is linked with another MPI ({}) than hvd was built with ({})",
+                     mpi_library(), HVD_MPI_NAME);
   }
   MpiSymbols symbols;
   fill(detail::mpi_api, symbols);
-  if (!symbols.missing().empty()) return formatted("the MPI of this process ({}) has no {}", mpi_library(), symbols.missing());
+  if (!symbols.missing().empty())
+    return formatted("the MPI of this process ({}) has no {}", mpi_library(), symbols.missing());
   is_open = true;
   return {};
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// MpiApi is a table of the functions and handles of MPI that are used, which `open_mpi` (library.h) fills. Whoever calls MPI does so
-/// through it, from any thread that may call MPI.
+/// MpiApi is a table of the functions and handles of MPI that are used, which `open_mpi`
+/// (library.h) fills. Whoever calls MPI does so through it, from any thread that may call MPI.
 // Tested in tests/system/scripts/mpi_opened.sh
 
 #include <mpi.h>
@@ -8,14 +8,18 @@
 /// X(name in the table, name in MPI) for each.
 // clang-format off
 #define HVD_MPI_FUNCTIONS(X) \
-  X(init_thread, MPI_Init_thread) X(initialized, MPI_Initialized) X(query_thread, MPI_Query_thread) X(finalize, MPI_Finalize) \
-  X(finalized, MPI_Finalized) X(error_string, MPI_Error_string) X(comm_dup, MPI_Comm_dup) X(comm_free, MPI_Comm_free) \
-  X(comm_rank, MPI_Comm_rank) X(comm_size, MPI_Comm_size) X(comm_split_type, MPI_Comm_split_type) \
-  X(comm_set_errhandler, MPI_Comm_set_errhandler) X(comm_get_attr, MPI_Comm_get_attr) X(comm_set_attr, MPI_Comm_set_attr) \
-  X(comm_create_keyval, MPI_Comm_create_keyval) X(isend, MPI_Isend) X(issend, MPI_Issend) X(irecv, MPI_Irecv) X(recv, MPI_Recv) \
-  X(iprobe, MPI_Iprobe) X(improbe, MPI_Improbe) X(imrecv, MPI_Imrecv) X(mrecv, MPI_Mrecv) X(get_count, MPI_Get_count) X(test, MPI_Test) \
-  X(testall, MPI_Testall) X(testsome, MPI_Testsome) X(cancel, MPI_Cancel) X(request_free, MPI_Request_free) X(bcast, MPI_Bcast) \
-  X(iallgather, MPI_Iallgather) X(iallgatherv, MPI_Iallgatherv)
+  X(init_thread, MPI_Init_thread) X(initialized, MPI_Initialized) \
+  X(query_thread, MPI_Query_thread) X(finalize, MPI_Finalize) X(finalized, MPI_Finalized) \
+  X(error_string, MPI_Error_string) X(comm_dup, MPI_Comm_dup) X(comm_free, MPI_Comm_free) \
+  X(comm_rank, MPI_Comm_rank) X(comm_size, MPI_Comm_size) \
+  X(comm_split_type, MPI_Comm_split_type) X(comm_set_errhandler, MPI_Comm_set_errhandler) \
+  X(comm_get_attr, MPI_Comm_get_attr) X(comm_set_attr, MPI_Comm_set_attr) \
+  X(comm_create_keyval, MPI_Comm_create_keyval) X(isend, MPI_Isend) X(issend, MPI_Issend) \
+  X(irecv, MPI_Irecv) X(recv, MPI_Recv) X(iprobe, MPI_Iprobe) X(improbe, MPI_Improbe) \
+  X(imrecv, MPI_Imrecv) X(mrecv, MPI_Mrecv) X(get_count, MPI_Get_count) X(test, MPI_Test) \
+  X(testall, MPI_Testall) X(testsome, MPI_Testsome) X(cancel, MPI_Cancel) \
+  X(request_free, MPI_Request_free) X(bcast, MPI_Bcast) X(iallgather, MPI_Iallgather) \
+  X(iallgatherv, MPI_Iallgatherv)
 // clang-format on
 
 namespace hvd {

@@ -14,7 +14,8 @@ void check_mpi(int code, std::string_view call, int rank) {
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
   const bool known = mpi().error_string(code, text.data(), &length) == MPI_SUCCESS && length > 0;
-  const std::string words = known ? std::string(text.data(), static_cast<std::size_t>(length)) : formatted("error {}", code);
+  const std::string words = known ? std::string(text.data(), static_cast<std::size_t>(length))
+                                  : formatted("error {}", code);
   throw BackendError(formatted("{} on rank {}: {}", call, rank, words));
 }
 
@@ -30,7 +31,8 @@ MpiComm MpiComm::duplicate(MPI_Comm of) {
   return MpiComm(copy);
 }
 
-MpiComm::MpiComm(MpiComm&& other) noexcept : comm_(std::exchange(other.comm_, kNone)), rank_(other.rank_), size_(other.size_) {}
+MpiComm::MpiComm(MpiComm&& other) noexcept
+    : comm_(std::exchange(other.comm_, kNone)), rank_(other.rank_), size_(other.size_) {}
 
 MpiComm::~MpiComm() {
   if (comm_ == kNone) return;
@@ -41,7 +43,8 @@ MpiComm::~MpiComm() {
 int MpiComm::largest_tag() const {
   int* value = nullptr;
   int found = 0;
-  check(mpi().comm_get_attr(comm_, MPI_TAG_UB, static_cast<void*>(&value), &found), "MPI_Comm_get_attr");
+  check(mpi().comm_get_attr(comm_, MPI_TAG_UB, static_cast<void*>(&value), &found),
+        "MPI_Comm_get_attr");
   constexpr int kGuaranteed = 32767;
   return found != 0 && value != nullptr ? *value : kGuaranteed;
 }

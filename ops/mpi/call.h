@@ -1,6 +1,7 @@
 #pragma once
-/// This header has the owner of a communicator, and makes of MPI's error codes a BackendError with the call, the rank and MPI's own words.
-/// Communicators made here return their errors instead of ending the program.
+/// This header has the owner of a communicator, and makes of MPI's error codes a BackendError with
+/// the call, the rank and MPI's own words. Communicators made here return their errors instead of
+/// ending the program.
 // Tested in tests/ops/p2p/backend_test.cc
 
 #include <string_view>
@@ -31,7 +32,8 @@ class MpiComm {
   void check(int code, std::string_view call) const { check_mpi(code, call, rank_); }
 
  private:
-  static constexpr MPI_Comm kNone{};  // not MPI_COMM_NULL, which is the library's; no communicator is this either
+  // not MPI_COMM_NULL, which is the library's; no communicator is this either
+  static constexpr MPI_Comm kNone{};
   MPI_Comm comm_;
   int rank_ = 0;
   int size_ = 1;

@@ -1,7 +1,8 @@
 #pragma once
-/// This header is MPI's library, for those who put a world together. It is opened when ranks meet through it, not linked: where nobody uses
-/// it, it need not be there. It stays open for as long as the process. A program that is linked with MPI itself has one MPI together with
-/// hvd. One thread at a time.
+/// This header is MPI's library, for those who put a world together. It is opened when ranks meet
+/// through it, not linked: where nobody uses it, it need not be there. It stays open for as long as
+/// the process. A program that is linked with MPI itself has one MPI together with hvd. One thread
+/// at a time.
 // Tested in tests/system/scripts/mpi_opened.sh
 
 #include <string>
@@ -10,7 +11,8 @@
 
 namespace hvd {
 
-/// Opens MPI, or finds the one that this process has. Returns why it cannot be used, as a part of a sentence; empty if it can.
+/// Opens MPI, or finds the one that this process has. Returns why it cannot be used, as a part of a
+/// sentence; empty if it can.
 HVD_BETWEEN_LIBRARIES std::string open_mpi();
 
 /// Returns the MPI of this process in its own words, "Open MPI v4.1.4".

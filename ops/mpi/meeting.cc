@@ -41,7 +41,8 @@ std::function<void()>& before_mpi_ends() {
   static auto* const work = new std::function<void()>;
   return *work;
 }
-extern "C" int hvd_mpi_not_copied(MPI_Comm /*comm*/, int /*key*/, void* /*extra*/, void* /*value*/, void* /*copy*/, int* is_copied) {
+extern "C" int hvd_mpi_not_copied(MPI_Comm /*comm*/, int /*key*/, void* /*extra*/, void* /*value*/,
+                                  void* /*copy*/, int* is_copied) {
   *is_copied = 0;
   return MPI_SUCCESS;
 }
@@ -53,7 +54,8 @@ extern "C" int hvd_mpi_ends(MPI_Comm /*comm*/, int /*key*/, void* /*value*/, voi
 }  // namespace
 
 std::unique_ptr<MpiMeeting> MpiMeeting::start(int rank) {
-  if (is_mpi_finalized()) throw BackendError("hvd::init(): MPI has been finalized, and cannot be started again");
+  if (is_mpi_finalized())
+    throw BackendError("hvd::init(): MPI has been finalized, and cannot be started again");
   int level = MPI_THREAD_SINGLE;
   int initialized = 0;
   check_mpi(mpi().initialized(&initialized), "MPI_Initialized", rank);
@@ -61,7 +63,8 @@ std::unique_ptr<MpiMeeting> MpiMeeting::start(int rank) {
     mpi().query_thread(&level);
   } else {
     const SignalsKeptOff of_its_threads;  // a child that it forks begins with a mask of its own
-    check_mpi(mpi().init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread", rank);
+    check_mpi(mpi().init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread",
+              rank);
     we_started_mpi = true;
   }
   return std::unique_ptr<MpiMeeting>(new MpiMeeting(MpiComm::duplicate(mpi().comm_world), level));
@@ -74,16 +77,20 @@ void MpiMeeting::before_finalize(std::function<void()> work) const {
   if (!is_first) return;
   // MPI_Finalize begins as if it freed MPI_COMM_SELF, while all of MPI still works.
   int key = MPI_KEYVAL_INVALID;
-  comm_.check(mpi().comm_create_keyval(hvd_mpi_not_copied, hvd_mpi_ends, &key, nullptr), "MPI_Comm_create_keyval");
+  comm_.check(mpi().comm_create_keyval(hvd_mpi_not_copied, hvd_mpi_ends, &key, nullptr),
+              "MPI_Comm_create_keyval");
   comm_.check(mpi().comm_set_attr(mpi().comm_self, key, nullptr), "MPI_Comm_set_attr");
 }
 
 void MpiMeeting::begin() {
-  if (is_mpi_finalized()) throw BackendError("hvd::init(): MPI has been finalized, and cannot be started again");
-  if (!broken_.empty()) throw BackendError(formatted("hvd::init(): MPI cannot be used any more: {}", broken_));
+  if (is_mpi_finalized())
+    throw BackendError("hvd::init(): MPI has been finalized, and cannot be started again");
+  if (!broken_.empty())
+    throw BackendError(formatted("hvd::init(): MPI cannot be used any more: {}", broken_));
 }
 
-/// The memory that the calls of an exchange read and write. Where one does not end, MPI still may: then it is never freed.
+/// The memory that the calls of an exchange read and write. Where one does not end, MPI still may:
+/// then it is never freed.
 struct MpiMeeting::Exchange {
   Bytes mine, all;
   std::vector<int> lengths, starts;
@@ -117,24 +124,28 @@ std::string MpiMeeting::find_loss() {
   if (const auto dead = peers_.find_dead()) return words_of_dead(*dead);
   int there = 0;
   MPI_Status status;
-  comm_.check(mpi().iprobe(MPI_ANY_SOURCE, kTagOfLosses, comm_.get(), &there, &status), "MPI_Iprobe");
+  comm_.check(mpi().iprobe(MPI_ANY_SOURCE, kTagOfLosses, comm_.get(), &there, &status),
+              "MPI_Iprobe");
   if (there == 0) return {};
   int length = 0;
   comm_.check(mpi().get_count(&status, mpi().byte_type, &length), "MPI_Get_count");
   std::string text(static_cast<std::size_t>(length), ' ');
-  comm_.check(mpi().recv(text.data(), length, mpi().byte_type, status.MPI_SOURCE, kTagOfLosses, comm_.get(), MPI_STATUS_IGNORE),
+  comm_.check(mpi().recv(text.data(), length, mpi().byte_type, status.MPI_SOURCE, kTagOfLosses,
+                         comm_.get(), MPI_STATUS_IGNORE),
               "MPI_Recv");
   return text;
 }
 
 void MpiMeeting::tell_loss() {
-  // Ranks of other hosts cannot see it. A few bytes leave at once, wherever this rank goes from here.
+  // Ranks of other hosts cannot see it. A few bytes leave at once, wherever this rank goes from
+  // here.
   static auto* const texts = new std::vector<std::unique_ptr<std::string>>;
   const std::string& text = *texts->emplace_back(std::make_unique<std::string>(broken_));
   for (int other = 0; other < size(); ++other) {
     if (other == rank()) continue;
     MPI_Request request{};
-    if (mpi().isend(text.data(), static_cast<int>(text.size()), mpi().byte_type, other, kTagOfLosses, comm_.get(), &request) == MPI_SUCCESS)
+    if (mpi().isend(text.data(), static_cast<int>(text.size()), mpi().byte_type, other,
+                    kTagOfLosses, comm_.get(), &request) == MPI_SUCCESS)
       mpi().request_free(&request);
   }
 }
@@ -147,7 +158,8 @@ std::vector<Bytes> MpiMeeting::allgather(const Bytes& mine) {
   of.lengths.resize(ranks);
   of.length = static_cast<int>(mine.size());
   try {
-    comm_.check(mpi().iallgather(&of.length, 1, mpi().int_type, of.lengths.data(), 1, mpi().int_type, comm_.get(), &of.request),
+    comm_.check(mpi().iallgather(&of.length, 1, mpi().int_type, of.lengths.data(), 1,
+                                 mpi().int_type, comm_.get(), &of.request),
                 "MPI_Iallgather");
     finish(of.request, "MPI_Iallgather");
     int total = 0;
@@ -156,8 +168,9 @@ std::vector<Bytes> MpiMeeting::allgather(const Bytes& mine) {
       total += of_rank;
     }
     of.all.resize(static_cast<std::size_t>(total));
-    comm_.check(mpi().iallgatherv(of.mine.data(), of.length, mpi().byte_type, of.all.data(), of.lengths.data(), of.starts.data(),
-                                  mpi().byte_type, comm_.get(), &of.request),
+    comm_.check(mpi().iallgatherv(of.mine.data(), of.length, mpi().byte_type, of.all.data(),
+                                  of.lengths.data(), of.starts.data(), mpi().byte_type, comm_.get(),
+                                  &of.request),
                 "MPI_Iallgatherv");
     finish(of.request, "MPI_Iallgatherv");
   } catch (...) {
@@ -166,44 +179,58 @@ std::vector<Bytes> MpiMeeting::allgather(const Bytes& mine) {
     throw;
   }
   std::vector<Bytes> result;
-  for (std::size_t i = 0; i < ranks; ++i) result.emplace_back(of.all.begin() + of.starts[i], of.all.begin() + of.starts[i] + of.lengths[i]);
+  for (std::size_t i = 0; i < ranks; ++i)
+    result.emplace_back(of.all.begin() + of.starts[i],
+                        of.all.begin() + of.starts[i] + of.lengths[i]);
   return result;
 }
 
 void MpiMeeting::require_threads(std::string_view who) const {
   if (level_ >= MPI_THREAD_SERIALIZED) return;
-  const char* const level = level_ == MPI_THREAD_FUNNELED ? "MPI_THREAD_FUNNELED" : "MPI_THREAD_SINGLE";
-  const std::string why = formatted("{} need MPI with MPI_THREAD_SERIALIZED at least, because hvd calls it in threads of its own", who);
+  const char* const level =
+      level_ == MPI_THREAD_FUNNELED ? "MPI_THREAD_FUNNELED" : "MPI_THREAD_SINGLE";
+  const std::string why = formatted(
+      "{} need MPI with MPI_THREAD_SERIALIZED at least, because hvd calls it in threads of its own",
+      who);
   if (we_started_mpi) throw BackendError(formatted("{}; this MPI offers {} only", why, level));
   throw BackendError(
-      formatted("{}; the program has started it with {}: call MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided) instead of "
-                "MPI_Init, or leave it to hvd::init() to start MPI",
+      formatted("{}; the program has started it with {}: call MPI_Init_thread(&argc, &argv, "
+                "MPI_THREAD_MULTIPLE, &provided) instead of MPI_Init, or leave it to hvd::init() "
+                "to start MPI",
                 why, level));
 }
 
 std::vector<int> MpiMeeting::find_hosts() {
   MPI_Comm raw{};
-  comm_.check(mpi().comm_split_type(comm_.get(), MPI_COMM_TYPE_SHARED, rank(), mpi().info_null, &raw), "MPI_Comm_split_type");
+  comm_.check(
+      mpi().comm_split_type(comm_.get(), MPI_COMM_TYPE_SHARED, rank(), mpi().info_null, &raw),
+      "MPI_Comm_split_type");
   const MpiComm host(raw);
   int first = rank();
   comm_.check(mpi().bcast(&first, 1, mpi().int_type, 0, host.get()), "MPI_Bcast");
   std::vector<int> hosts;
-  for (const auto& bytes : allgather(Writer().put(first).take())) hosts.push_back(Reader(bytes).get<int>());
+  for (const auto& bytes : allgather(Writer().put(first).take()))
+    hosts.push_back(Reader(bytes).get<int>());
   return hosts;
 }
 
-void MpiMeeting::send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag, const std::function<bool()>& give_up) {
+void MpiMeeting::send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag,
+                                const std::function<bool()>& give_up) {
   auto sent = std::make_unique<Bytes>(mine);
   std::vector<MPI_Request> requests(ranks.size() - 1, mpi().request_null);
   try {
     for (std::size_t i = 0; i < requests.size(); ++i)
-      comm_.check(
-          mpi().isend(sent->data(), static_cast<int>(sent->size()), mpi().byte_type, ranks[i + 1], mpi_tag, comm_.get(), &requests[i]),
-          "MPI_Isend");
+      comm_.check(mpi().isend(sent->data(), static_cast<int>(sent->size()), mpi().byte_type,
+                              ranks[i + 1], mpi_tag, comm_.get(), &requests[i]),
+                  "MPI_Isend");
     wait_quietly([&] {
       int done = 0;
-      comm_.check(mpi().testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
-      if (done == 0 && give_up()) throw BackendError(formatted("rank {} has to give something, which not all others take", rank()));
+      comm_.check(mpi().testall(static_cast<int>(requests.size()), requests.data(), &done,
+                                MPI_STATUSES_IGNORE),
+                  "MPI_Testall");
+      if (done == 0 && give_up())
+        throw BackendError(
+            formatted("rank {} has to give something, which not all others take", rank()));
       return done != 0;
     });
   } catch (...) {
@@ -212,7 +239,8 @@ void MpiMeeting::send_to_others(const std::vector<int>& ranks, const Bytes& mine
   }
 }
 
-Bytes MpiMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) {
+Bytes MpiMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
+                                  const std::function<bool()>& give_up) {
   if (ranks.size() < 2) return mine;
   const int mpi_tag = kTagOfGifts + tag % (comm_.largest_tag() - 1);
   if (rank() == ranks.front()) {
@@ -223,15 +251,18 @@ Bytes MpiMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mi
   MPI_Status status;
   wait_quietly([&] {
     int there = 0;
-    comm_.check(mpi().improbe(ranks.front(), mpi_tag, comm_.get(), &there, &message, &status), "MPI_Improbe");
+    comm_.check(mpi().improbe(ranks.front(), mpi_tag, comm_.get(), &there, &message, &status),
+                "MPI_Improbe");
     if (there == 0 && give_up())
-      throw BackendError(formatted("rank {} waited in vain for what rank {} has to give", rank(), ranks.front()));
+      throw BackendError(
+          formatted("rank {} waited in vain for what rank {} has to give", rank(), ranks.front()));
     return there != 0;
   });
   int bytes = 0;
   comm_.check(mpi().get_count(&status, mpi().byte_type, &bytes), "MPI_Get_count");
   Bytes received(static_cast<std::size_t>(bytes));
-  comm_.check(mpi().mrecv(received.data(), bytes, mpi().byte_type, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
+  comm_.check(mpi().mrecv(received.data(), bytes, mpi().byte_type, &message, MPI_STATUS_IGNORE),
+              "MPI_Mrecv");
   return received;
 }
 

@@ -1,7 +1,8 @@
 #pragma once
-/// MpiMeeting is the Meeting of ranks that a launcher of MPI has started. It starts MPI or adopts it, owns a communicator, and waits
-/// in blocking calls for the time of `init()` and the end of `shutdown()` alone. A rank of this host that dies meanwhile is RankFailed on
-/// all; MPI is then of no more use to hvd. It fails with BackendError otherwise.
+/// MpiMeeting is the Meeting of ranks that a launcher of MPI has started. It starts MPI or adopts
+/// it, owns a communicator, and waits in blocking calls for the time of `init()` and the end of
+/// `shutdown()` alone. A rank of this host that dies meanwhile is RankFailed on all; MPI is then of
+/// no more use to hvd. It fails with BackendError otherwise.
 // Tested in tests/ops/bootstrap_mpi_test.cc, tests/system/scripts/process_starts.sh
 
 #include <functional>
@@ -17,19 +18,22 @@ namespace hvd {
 
 class MpiMeeting final : public Meeting {
  public:
-  /// Starts MPI, which `open_mpi` has opened, if nobody has, or adopts it. `rank`: of this process, for messages. The ranks do not watch
-  /// each other yet.
+  /// Starts MPI, which `open_mpi` has opened, if nobody has, or adopts it. `rank`: of this process,
+  /// for messages. The ranks do not watch each other yet.
   static std::unique_ptr<MpiMeeting> start(int rank);
   /// Collective. From now on a rank of this host that dies is noticed.
   void watch_peers();
 
   [[nodiscard]] const MpiComm& comm() const { return comm_; }
   [[nodiscard]] bool threads_supported() const { return level_ == MPI_THREAD_MULTIPLE; }
-  /// Returns whether MPI may be called by one thread at a time, whichever that is, and not by several at once.
+  /// Returns whether MPI may be called by one thread at a time, whichever that is, and not by
+  /// several at once.
   [[nodiscard]] bool is_serialized() const { return level_ == MPI_THREAD_SERIALIZED; }
-  /// Not collective. Throws BackendError, which says what to do, if MPI may not be called by other threads than the one that started it.
+  /// Not collective. Throws BackendError, which says what to do, if MPI may not be called by other
+  /// threads than the one that started it.
   void require_threads(std::string_view who) const;
-  /// Not collective: `work` is done when the program calls MPI_Finalize, while MPI still works. The first time only.
+  /// Not collective: `work` is done when the program calls MPI_Finalize, while MPI still works. The
+  /// first time only.
   void before_finalize(std::function<void()> work) const;
 
   int rank() const override { return comm_.rank(); }
@@ -38,7 +42,8 @@ class MpiMeeting final : public Meeting {
   const std::string& broken() const override { return broken_; }
   std::vector<Bytes> allgather(const Bytes& mine) override;
   std::vector<int> find_hosts() override;
-  Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) override;
+  Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
+                        const std::function<bool()>& give_up) override;
 
  private:
   struct Exchange;
@@ -47,7 +52,8 @@ class MpiMeeting final : public Meeting {
   void finish(MPI_Request& request, std::string_view call);
   [[nodiscard]] std::string find_loss();
   void tell_loss();
-  void send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag, const std::function<bool()>& give_up);
+  void send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag,
+                      const std::function<bool()>& give_up);
 
   MpiComm comm_;
   int level_;

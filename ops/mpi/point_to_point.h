@@ -17,8 +17,8 @@ class MpiPointToPoint final : public PointToPoint {
   std::string_view name() const override { return "mpi"; }
   int rank() const override { return comm_.rank(); }
   int largest_tag() const override { return comm_.largest_tag(); }
-  /// Open MPI's TCP sends up to 64 KiB, with a header, at once. Of what is longer the receiver must first ask for the rest, and its word
-  /// waits behind all that goes its way.
+  /// Open MPI's TCP sends up to 64 KiB, with a header, at once. Of what is longer the receiver must
+  /// first ask for the rest, and its word waits behind all that goes its way.
   std::size_t piece_bytes() const override { return std::size_t{63} << 10; }
   Posted send(std::span<const std::byte> bytes, int to, int tag, SendMode mode) override;
   Posted receive(std::span<std::byte> bytes, int from, int tag) override;

@@ -57,15 +57,19 @@ ChunkedRun AdasumExecution::run(unsigned phase) const {
 
 /// Out of what this leader holds, and into it.
 void AdasumExecution::pack(Range range, std::byte* to) const {
-  flat_.each(range, [&](std::size_t index, std::size_t first, std::size_t count, std::size_t before) {
-    std::memcpy(to + before * element_, output(batch_.members[index], 0) + first * element_, count * element_);
-  });
+  flat_.each(range,
+             [&](std::size_t index, std::size_t first, std::size_t count, std::size_t before) {
+               std::memcpy(to + before * element_,
+                           output(batch_.members[index], 0) + first * element_, count * element_);
+             });
 }
 
 void AdasumExecution::unpack(Range range, const std::byte* from) {
-  flat_.each(range, [&](std::size_t index, std::size_t first, std::size_t count, std::size_t before) {
-    std::memcpy(output(batch_.members[index], 0) + first * element_, from + before * element_, count * element_);
-  });
+  flat_.each(range,
+             [&](std::size_t index, std::size_t first, std::size_t count, std::size_t before) {
+               std::memcpy(output(batch_.members[index], 0) + first * element_,
+                           from + before * element_, count * element_);
+             });
 }
 
 /// Claims tensors and combines the inputs of the domain's ranks, into the leader's blocks.
@@ -79,7 +83,9 @@ bool AdasumExecution::combine_here() {
     const auto& member = batch_.members[index];
     in.clear();
     std::size_t place = 0;
-    for (const int rank : all_.here()) in.push_back(place < ranks_here() && who_.here()[place] == rank ? input(member, place++) : nullptr);
+    for (const int rank : all_.here())
+      in.push_back(place < ranks_here() && who_.here()[place] == rank ? input(member, place++)
+                                                                      : nullptr);
     const std::array<void*, 1> out{output(member, 0)};
     kernels::adasum(here_, in, out, static_cast<std::size_t>(member.count));
     state_.finished.fetch_add(1, std::memory_order_acq_rel);
@@ -95,13 +101,15 @@ bool AdasumExecution::gather() {
     return true;
   }
   if (!from_child_) {
-    from_child_.emplace(requests_, run(kUp), leader_of(tree_.children[tree_.children.size() - 1 - gathered_]));
+    from_child_.emplace(requests_, run(kUp),
+                        leader_of(tree_.children[tree_.children.size() - 1 - gathered_]));
     if (theirs_.empty()) theirs_ = requests_.buffer(flat_.size() * element_);
   }
   bool worked = from_child_->await();
   for (; from_child_->has_next(); from_child_->take()) {
     const Range range = from_child_->next();
-    std::memcpy(theirs_.data() + range.begin * element_, from_child_->data(), range.size() * element_);
+    std::memcpy(theirs_.data() + range.begin * element_, from_child_->data(),
+                range.size() * element_);
     worked = true;
   }
   if (!from_child_->over()) return worked;
@@ -150,7 +158,8 @@ bool AdasumExecution::hand_down() {
       worked = true;
     }
   }
-  for (; to_children_ && to_children_->has_room() && to_children_->next().end <= held_; to_children_->send()) {
+  for (; to_children_ && to_children_->has_room() && to_children_->next().end <= held_;
+       to_children_->send()) {
     pack(to_children_->next(), to_children_->buffer());
     worked = true;
   }
@@ -181,7 +190,8 @@ bool AdasumExecution::lead() {
 Progress AdasumExecution::advance() {
   bool worked = combine_here();
   if (!leads()) {
-    if (!state_.complete.load(std::memory_order_acquire)) return worked ? Progress::Advanced : Progress::Idle;
+    if (!state_.complete.load(std::memory_order_acquire))
+      return worked ? Progress::Advanced : Progress::Idle;
     for (const auto& member : batch_.members) {
       if (member.count > 0) std::memcpy(member.output, output(member, 0), bytes_of(member.count));
       context_.staging().release(my_location(member));
@@ -195,11 +205,13 @@ Progress AdasumExecution::advance() {
     requests_.poll();
   }
   const std::size_t all_copied = batch_.members.size() + ranks_here() - 1;
-  if (step_ != Step::Wait || state_.finished.load(std::memory_order_acquire) < all_copied || !requests_.idle())
+  if (step_ != Step::Wait || state_.finished.load(std::memory_order_acquire) < all_copied ||
+      !requests_.idle())
     return worked ? Progress::Advanced : Progress::Idle;
   count_sent_bytes();
   if (!alone())
-    for (const auto& member : batch_.members) context_.staging().take_out(my_location(member), member.output, bytes_of(member.count));
+    for (const auto& member : batch_.members)
+      context_.staging().take_out(my_location(member), member.output, bytes_of(member.count));
   return Progress::Done;
 }
 

@@ -1,13 +1,16 @@
 #pragma once
-/// An AdasumExecution is Adasum across domains, tensor by tensor (kernels/adasum.h). The ranks of a domain are combined in its arena, a
-/// tensor by whichever rank claims it. Then the leaders, the first ranks of the domains, combine the domains' results in pairs of
-/// neighbours, the results again in pairs: a binomial tree, at whose root, domain 0, the result comes to be. Ranks and domains that have
-/// joined keep their places among the pairs, as zeros: the other of the pair goes on alone. The result goes back down the same tree, and in
-/// every domain the other ranks copy it from their leader's blocks.
-/// A leader sends and receives whole tensors: 2 (h-1) times the data leave all h domains together, and a result is there after 2 log2(h) of
-/// those. Every intermediate result is rounded to the tensor's type. prescale multiplies the inputs, postscale the result.
-/// In the batch's state, `next_chunk` counts claimed tensors, `finished` counts tensors that are combined and then ranks that have copied,
-/// and `complete` says that the leader's blocks hold the result.
+/// An AdasumExecution is Adasum across domains, tensor by tensor (kernels/adasum.h). The ranks of a
+/// domain are combined in its arena, a tensor by whichever rank claims it. Then the leaders, the
+/// first ranks of the domains, combine the domains' results in pairs of neighbours, the results
+/// again in pairs: a binomial tree, at whose root, domain 0, the result comes to be. Ranks and
+/// domains that have joined keep their places among the pairs, as zeros: the other of the pair goes
+/// on alone. The result goes back down the same tree, and in every domain the other ranks copy it
+/// from their leader's blocks. A leader sends and receives whole tensors: 2 (h-1) times the data
+/// leave all h domains together, and a result is there after 2 log2(h) of those. Every intermediate
+/// result is rounded to the tensor's type. prescale multiplies the inputs, postscale the result. In
+/// the batch's state, `next_chunk` counts claimed tensors, `finished` counts tensors that are
+/// combined and then ranks that have copied, and `complete` says that the leader's blocks hold the
+/// result.
 // Tested in tests/ops/p2p/execution_test.cc
 
 #include <optional>

@@ -12,11 +12,16 @@
 
 namespace hvd {
 
-P2pBackend::P2pBackend(std::unique_ptr<PointToPoint> wire, Topology topology, DomainMemory memory, std::shared_ptr<Arena> arena,
-                       Board& board, std::shared_ptr<StatsCounters> stats)
-    : context_(std::move(wire), std::move(topology), std::move(memory), std::move(arena), board, std::move(stats)), direct_(context_) {}
+P2pBackend::P2pBackend(std::unique_ptr<PointToPoint> wire, Topology topology, DomainMemory memory,
+                       std::shared_ptr<Arena> arena, Board& board,
+                       std::shared_ptr<StatsCounters> stats)
+    : context_(std::move(wire), std::move(topology), std::move(memory), std::move(arena), board,
+               std::move(stats)),
+      direct_(context_) {}
 
-bool P2pBackend::supports(const BatchTraits& traits) const { return traits.device.kind == DeviceKind::Cpu && host_supports(traits); }
+bool P2pBackend::supports(const BatchTraits& traits) const {
+  return traits.device.kind == DeviceKind::Cpu && host_supports(traits);
+}
 
 std::uint64_t P2pBackend::prepare(const BatchTraits& traits, BatchMember& member) {
   const Arrangement who = context_.arrange(traits.set->ranks);
@@ -30,7 +35,8 @@ std::uint64_t P2pBackend::prepare(const BatchTraits& traits, BatchMember& member
       stats.add(stats.bytes_zero_copy, bytes);
       return *place;
     }
-    const bool is_copied = routes::is_copied(traits.kind, bytes, who.here().size(), false, staging.staged_bytes());
+    const bool is_copied =
+        routes::is_copied(traits.kind, bytes, who.here().size(), false, staging.staged_bytes());
     if (routes::is_read_between_hosts(traits.kind, bytes) && !is_copied)
       if (const auto place = staging.show(member.input, bytes)) return *place;
     member.copied = bytes > 0;
@@ -46,7 +52,9 @@ std::uint64_t P2pBackend::prepare(const BatchTraits& traits, BatchMember& member
   return staging.stage(member.input, bytes);
 }
 
-void P2pBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept { context_.staging().release(location); }
+void P2pBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept {
+  context_.staging().release(location);
+}
 
 std::unique_ptr<Execution> P2pBackend::launch(Batch batch) {
   if (aborted_) throw BackendError("the world has failed");

@@ -1,15 +1,18 @@
 #pragma once
-/// A CopyExecution is one broadcast, allgather or alltoall across domains. Nothing is computed, so what counts is that every byte reaches a
-/// domain once. Ranks of a domain read each other's inputs, or large ones where they are. Between domains a stream of chunks goes
+/// A CopyExecution is one broadcast, allgather or alltoall across domains. Nothing is computed, so
+/// what counts is that every byte reaches a domain once. Ranks of a domain read each other's
+/// inputs, or large ones where they are. Between domains a stream of chunks goes
 ///
-///   broadcast   from the root to the leaders of the other domains, their first ranks, down a binomial tree of the domains, or along a
-///               chain: each hands chunks on as they come
+///   broadcast   from the root to the leaders of the other domains, their first ranks, down a
+///               binomial tree of the domains, or along a chain: each hands chunks on as they come
 ///   allgather   from each rank to the leaders of all other domains
 ///   alltoall    from each rank to each rank of another domain
 ///
-/// A leader that is not alone collects what comes in a block of its arena, for the other ranks of its domain too: the block begins with how
-/// many elements of each stream are there, the batch's state says where it is (`next_chunk`: location + 1), and the ranks copy what has
-/// come so far. `finished` counts those that read nothing of the domain's blocks any more; until all are there, blocks stay as they are.
+/// A leader that is not alone collects what comes in a block of its arena, for the other ranks of
+/// its domain too: the block begins with how many elements of each stream are there, the batch's
+/// state says where it is (`next_chunk`: location + 1), and the ranks copy what has come so far.
+/// `finished` counts those that read nothing of the domain's blocks any more; until all are there,
+/// blocks stay as they are.
 // Tested in tests/ops/p2p/backend_test.cc, tests/ops/p2p/execution_test.cc
 
 #include <atomic>
@@ -54,7 +57,9 @@ class CopyExecution final : public P2pExecution {
   using Counter = std::atomic<std::uint64_t>;
 
   [[nodiscard]] bool is(OpKind kind) const { return batch_.traits.kind == kind; }
-  [[nodiscard]] bool is_here(int rank) const { return std::binary_search(who_.here().begin(), who_.here().end(), rank); }
+  [[nodiscard]] bool is_here(int rank) const {
+    return std::binary_search(who_.here().begin(), who_.here().end(), rank);
+  }
   [[nodiscard]] bool leads() const { return who_.self_place == 0; }
   [[nodiscard]] Hop hop_of(int source) const;
   void add_streams();
@@ -68,16 +73,23 @@ class CopyExecution final : public P2pExecution {
   bool take(Incoming& incoming);
   bool place_collected();
 
-  [[nodiscard]] std::size_t counters_bytes() const { return (incoming_.size() * sizeof(Counter) + 63) / 64 * 64; }
+  [[nodiscard]] std::size_t counters_bytes() const {
+    return (incoming_.size() * sizeof(Counter) + 63) / 64 * 64;
+  }
   /// Elements of stream number `i` that the leader has collected.
-  [[nodiscard]] Counter& counter(std::size_t i) const { return reinterpret_cast<Counter*>(collection_)[i]; }
-  [[nodiscard]] std::byte* collected(const Incoming& incoming) const { return collection_ + counters_bytes() + incoming.offset; }
+  [[nodiscard]] Counter& counter(std::size_t i) const {
+    return reinterpret_cast<Counter*>(collection_)[i];
+  }
+  [[nodiscard]] std::byte* collected(const Incoming& incoming) const {
+    return collection_ + counters_bytes() + incoming.offset;
+  }
 
   const Elements all_;     ///< of this rank's inputs
   const bool is_for_one_;  ///< what comes is for this rank alone: nothing is collected
   const std::size_t chunk_elements_;
-  std::deque<Outgoing> outgoing_;           // stay where they are, as the next
-  std::deque<Incoming> incoming_;           ///< in the same order on all ranks of the domain, where they are collected
+  std::deque<Outgoing> outgoing_;  // stay where they are, as the next
+  std::deque<Incoming>
+      incoming_;  ///< in the same order on all ranks of the domain, where they are collected
   std::optional<std::uint64_t> collected_;  ///< leader: location of the collection
   std::byte* collection_ = nullptr;         ///< the leader's block, once it is there
   bool copied_here_ = false, counted_ = false;

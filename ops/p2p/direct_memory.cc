@@ -33,7 +33,9 @@ std::byte* DirectMemory::find_own(std::uint64_t location) {
 
 bool DirectMemory::is_free(std::uint64_t location) {
   if (Staging::is_own(location)) return true;
-  return context_.staging().is_free(location, [this](std::uint64_t sequence) { return context_.board().batches().is_over(sequence); });
+  return context_.staging().is_free(location, [this](std::uint64_t sequence) {
+    return context_.board().batches().is_over(sequence);
+  });
 }
 
 std::byte* DirectMemory::kept(int index, std::uint64_t location) {
@@ -42,9 +44,9 @@ std::byte* DirectMemory::kept(int index, std::uint64_t location) {
 }
 
 bool DirectMemory::Plan::is_of(const BatchTraits& others) const {
-  return traits.set == others.set && traits.kind == others.kind && traits.dtype == others.dtype && traits.op == others.op &&
-         traits.prescale_factor == others.prescale_factor && traits.postscale_factor == others.postscale_factor &&
-         traits.root == others.root;
+  return traits.set == others.set && traits.kind == others.kind && traits.dtype == others.dtype &&
+         traits.op == others.op && traits.prescale_factor == others.prescale_factor &&
+         traits.postscale_factor == others.postscale_factor && traits.root == others.root;
 }
 
 const DirectMemory::Plan& DirectMemory::plan_of(const BatchTraits& traits) {
@@ -56,14 +58,16 @@ const DirectMemory::Plan& DirectMemory::plan_of(const BatchTraits& traits) {
   batch.traits = traits;
   batch.ranks = traits.set->ranks;
   plan->reduction = plan_reduction(batch, plan->who);
-  for (const auto& ranks : plan->who.domains) plan->domains.push_back(static_cast<std::size_t>(context_.domain_of(ranks.front())));
+  for (const auto& ranks : plan->who.domains)
+    plan->domains.push_back(static_cast<std::size_t>(context_.domain_of(ranks.front())));
   plan_ = std::move(plan);
   return *plan_;
 }
 
 std::size_t DirectMemory::arrays(const Plan& plan, std::size_t arranged) {
   const auto& ranks = plan.who.domains[arranged];
-  if (plan.traits.kind == OpKind::Broadcast) return std::binary_search(ranks.begin(), ranks.end(), plan.traits.root) ? 1 : 0;
+  if (plan.traits.kind == OpKind::Broadcast)
+    return std::binary_search(ranks.begin(), ranks.end(), plan.traits.root) ? 1 : 0;
   return plan.is_raw() ? ranks.size() : 1;
 }
 
@@ -74,7 +78,8 @@ std::size_t DirectMemory::contribution_bytes(const BatchTraits& traits, std::int
   return most * static_cast<std::size_t>(count) * element_bytes(traits.dtype);
 }
 
-void DirectMemory::contribute(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks, Bytes& message) {
+void DirectMemory::contribute(const BatchTraits& traits, std::int64_t count,
+                              std::span<std::byte* const> blocks, Bytes& message) {
   const Plan& plan = plan_of(traits);
   const std::size_t bytes = static_cast<std::size_t>(count) * element_bytes(traits.dtype);
   const std::size_t at = message.size();
@@ -83,9 +88,12 @@ void DirectMemory::contribute(const BatchTraits& traits, std::int64_t count, std
   if (traits.kind == OpKind::Broadcast) {
     const auto& here = plan.who.here();
     std::memcpy(message.data() + at,
-                blocks[static_cast<std::size_t>(std::lower_bound(here.begin(), here.end(), traits.root) - here.begin())], bytes);
+                blocks[static_cast<std::size_t>(
+                    std::lower_bound(here.begin(), here.end(), traits.root) - here.begin())],
+                bytes);
   } else if (plan.is_raw()) {
-    for (std::size_t place = 0; place < blocks.size(); ++place) std::memcpy(message.data() + at + place * bytes, blocks[place], bytes);
+    for (std::size_t place = 0; place < blocks.size(); ++place)
+      std::memcpy(message.data() + at + place * bytes, blocks[place], bytes);
   } else {
     in_.assign(blocks.begin(), blocks.end());
     out_.assign(1, message.data() + at);
@@ -93,13 +101,16 @@ void DirectMemory::contribute(const BatchTraits& traits, std::int64_t count, std
   }
 }
 
-void DirectMemory::combine(const BatchTraits& traits, std::int64_t count, std::span<const std::span<const std::byte>> contributions,
-                           std::span<std::byte* const> blocks, std::span<const std::int64_t> parts) {
+void DirectMemory::combine(const BatchTraits& traits, std::int64_t count,
+                           std::span<const std::span<const std::byte>> contributions,
+                           std::span<std::byte* const> blocks,
+                           std::span<const std::int64_t> parts) {
   const Plan& plan = plan_of(traits);
   const std::size_t bytes = static_cast<std::size_t>(count) * element_bytes(traits.dtype);
   const auto of = [&](std::size_t arranged) { return contributions[plan.domains[arranged]]; };
   for (std::size_t i = 0; i < plan.domains.size(); ++i)
-    if (of(i).size() != arrays(plan, i) * bytes) throw WireError("a contribution of another length than it must have");
+    if (of(i).size() != arrays(plan, i) * bytes)
+      throw WireError("a contribution of another length than it must have");
   if (bytes == 0) return;
   if (traits.kind == OpKind::Broadcast) {
     for (std::size_t i = 0; i < plan.domains.size(); ++i)
@@ -107,23 +118,27 @@ void DirectMemory::combine(const BatchTraits& traits, std::int64_t count, std::s
         if (!of(i).empty()) std::memcpy(block, of(i).data(), bytes);
   } else if (traits.kind == OpKind::Allgather || traits.kind == OpKind::Alltoall) {
     const auto row_of = [&](int rank) {
-      return static_cast<std::size_t>(std::ranges::lower_bound(traits.set->ranks, rank) - traits.set->ranks.begin());
+      return static_cast<std::size_t>(std::ranges::lower_bound(traits.set->ranks, rank) -
+                                      traits.set->ranks.begin());
     };
     for (std::size_t here = 0; here < blocks.size(); ++here) {
       std::size_t part = bytes, before = 0;  // of each input
       if (traits.kind == OpKind::Alltoall) {
         const std::size_t own = row_of(plan.who.here()[here]);
         part = static_cast<std::size_t>(parts[own]) * element_bytes(traits.dtype);
-        for (std::size_t to = 0; to < own; ++to) before += static_cast<std::size_t>(parts[to]) * element_bytes(traits.dtype);
+        for (std::size_t to = 0; to < own; ++to)
+          before += static_cast<std::size_t>(parts[to]) * element_bytes(traits.dtype);
       }
       for (std::size_t i = 0; part > 0 && i < plan.domains.size(); ++i)
         for (std::size_t place = 0; place < plan.who.domains[i].size(); ++place)
-          std::memcpy(blocks[here] + row_of(plan.who.domains[i][place]) * part, of(i).data() + place * bytes + before, part);
+          std::memcpy(blocks[here] + row_of(plan.who.domains[i][place]) * part,
+                      of(i).data() + place * bytes + before, part);
     }
   } else {
     in_.clear();
     if (plan.reduction.raw) {
-      for (const auto& [domain, place] : plan.reduction.fold) in_.push_back(of(domain).data() + place * bytes);
+      for (const auto& [domain, place] : plan.reduction.fold)
+        in_.push_back(of(domain).data() + place * bytes);
     } else {
       for (std::size_t i = 0; i < plan.domains.size(); ++i) in_.push_back(of(i).data());
     }

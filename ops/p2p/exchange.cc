@@ -10,7 +10,8 @@ namespace hvd {
 
 namespace {
 
-constexpr std::size_t kPoolBytes = std::size_t{64} << 20;  // cached for the next batch: fresh pages cost more than the copy into them
+// cached for the next batch: fresh pages cost more than the copy into them
+constexpr std::size_t kPoolBytes = std::size_t{64} << 20;
 constexpr std::size_t kAlignment = 64;
 
 }  // namespace
@@ -30,14 +31,17 @@ bool Exchange::is_elsewhere(int rank) const {
 
 Exchange::Buffer Exchange::take(std::size_t bytes) {
   // A cached buffer is used for no less than half its size.
-  const auto fits = [&](const Buffer& buffer) { return buffer.bytes >= bytes && buffer.bytes / 2 <= bytes; };
+  const auto fits = [&](const Buffer& buffer) {
+    return buffer.bytes >= bytes && buffer.bytes / 2 <= bytes;
+  };
   if (const auto found = std::find_if(pool_.begin(), pool_.end(), fits); found != pool_.end()) {
     Buffer buffer = std::move(*found);
     pool_.erase(found);
     pooled_bytes_ -= buffer.bytes;
     return buffer;
   }
-  return {std::make_unique_for_overwrite<std::byte[]>(bytes), bytes};  // NOLINT(modernize-avoid-c-arrays)
+  // NOLINT(modernize-avoid-c-arrays)
+  return {std::make_unique_for_overwrite<std::byte[]>(bytes), bytes};
 }
 
 void Exchange::give(Buffer buffer) {
@@ -49,7 +53,8 @@ void Exchange::give(Buffer buffer) {
   }
 }
 
-Requests::Requests(Exchange& exchange, std::shared_ptr<void> memory) : exchange_(exchange), memory_(std::move(memory)) {
+Requests::Requests(Exchange& exchange, std::shared_ptr<void> memory)
+    : exchange_(exchange), memory_(std::move(memory)) {
   exchange_.under_way_.insert(this);
 }
 
@@ -75,18 +80,24 @@ void Requests::add(const Posted& posted, Message message) {
 
 template <class Byte, class Visit>
 void Requests::each_piece(std::span<Byte> bytes, int peer, Visit&& visit) const {
-  const std::size_t most = exchange_.is_elsewhere(peer) ? exchange_.wire().piece_bytes() : bytes.size();
+  const std::size_t most =
+      exchange_.is_elsewhere(peer) ? exchange_.wire().piece_bytes() : bytes.size();
   for (; bytes.size() > most; bytes = bytes.subspan(most)) visit(bytes.first(most));
   visit(bytes);
 }
 
-void Requests::send(std::span<const std::byte> bytes, int to, int tag, SendMode mode, std::size_t& pending) {
+void Requests::send(std::span<const std::byte> bytes, int to, int tag, SendMode mode,
+                    std::size_t& pending) {
   if (exchange_.is_elsewhere(to)) bytes_to_other_hosts_ += bytes.size();
-  each_piece(bytes, to, [&](auto piece) { add(exchange_.wire().send(piece, to, tag, mode), {&pending, 0}); });
+  each_piece(bytes, to, [&](auto piece) {
+    add(exchange_.wire().send(piece, to, tag, mode), {&pending, 0});
+  });
 }
 
 void Requests::receive(std::span<std::byte> bytes, int from, int tag, std::size_t& pending) {
-  each_piece(bytes, from, [&](auto piece) { add(exchange_.wire().receive(piece, from, tag), {&pending, piece.size()}); });
+  each_piece(bytes, from, [&](auto piece) {
+    add(exchange_.wire().receive(piece, from, tag), {&pending, piece.size()});
+  });
 }
 
 bool Requests::idle() {
@@ -105,8 +116,8 @@ bool Requests::poll() {
     --*message.pending;
     const Posted& posted = posted_[one.place];
     if (!posted.is_send && one.bytes != message.expected)
-      throw BackendError(
-          formatted("rank {} sent {} bytes where rank {} expects {}", posted.peer, one.bytes, exchange_.wire().rank(), message.expected));
+      throw BackendError(formatted("rank {} sent {} bytes where rank {} expects {}", posted.peer,
+                                   one.bytes, exchange_.wire().rank(), message.expected));
   }
   std::size_t kept = 0;
   for (std::size_t i = 0; i < posted_.size(); ++i) {
@@ -126,7 +137,8 @@ void Requests::abandon() noexcept {
   messages_.clear();
   if (touched) exchange_.wire().keep(memory_);
   try {
-    if (touched) exchange_.wire().keep(std::make_shared<std::vector<Exchange::Buffer>>(std::move(buffers_)));
+    if (touched)
+      exchange_.wire().keep(std::make_shared<std::vector<Exchange::Buffer>>(std::move(buffers_)));
   } catch (const std::bad_alloc&) {
     for (auto& buffer : buffers_) static_cast<void>(buffer.memory.release());  // for ever
   }

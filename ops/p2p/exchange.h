@@ -1,7 +1,8 @@
 #pragma once
-/// `Exchange` is the wire with its pool of buffers; `Requests` are the messages of one batch under way, which it outlives. Nothing blocks.
-/// They are for one thread at a time. Which sends must be synchronous, says point_to_point.h. They fail as the wire does, and with
-/// BackendError that says that a message is not as long as expected.
+/// `Exchange` is the wire with its pool of buffers; `Requests` are the messages of one batch under
+/// way, which it outlives. Nothing blocks. They are for one thread at a time. Which sends must be
+/// synchronous, says point_to_point.h. They fail as the wire does, and with BackendError that says
+/// that a message is not as long as expected.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +19,8 @@ class Requests;
 
 class Exchange {
  public:
-  /// `hosts[r]`: the host that rank r is on. `looks_again`: this rank looks at the wire also where no batch is under way.
+  /// `hosts[r]`: the host that rank r is on. `looks_again`: this rank looks at the wire also where
+  /// no batch is under way.
   Exchange(std::unique_ptr<PointToPoint> wire, std::vector<int> hosts, bool looks_again);
   ~Exchange();
   Exchange(const Exchange&) = delete;
@@ -50,24 +52,27 @@ class Exchange {
 
 class Requests {
  public:
-  /// `memory` owns what messages are sent from or received into, besides buffers: kept for as long as the wire may touch it.
+  /// `memory` owns what messages are sent from or received into, besides buffers: kept for as long
+  /// as the wire may touch it.
   Requests(Exchange& exchange, std::shared_ptr<void> memory);
   ~Requests();
   Requests(const Requests&) = delete;
   Requests& operator=(const Requests&) = delete;
 
-  /// Memory that lasts as long as this object, and for as long as the wire may touch it. Aligned to 64.
+  /// Memory that lasts as long as this object, and for as long as the wire may touch it. Aligned
+  /// to 64.
   std::span<std::byte> buffer(std::size_t bytes);
 
-  /// Each is one message or, if it is long and for another host, several in turn (PointToPoint::piece_bytes). For each it adds one to
-  /// `pending` and, when that is done, a later `poll` takes one off. `pending` must stay where it is until then.
+  /// Each is one message or, if it is long and for another host, several in turn
+  /// (PointToPoint::piece_bytes). For each it adds one to `pending` and, when that is done, a later
+  /// `poll` takes one off. `pending` must stay where it is until then.
   void send(std::span<const std::byte> bytes, int to, int tag, SendMode mode, std::size_t& pending);
   void receive(std::span<std::byte> bytes, int from, int tag, std::size_t& pending);
 
   /// True if a message was done.
   bool poll();
-  /// Returns whether nothing is under way, nor waits in this process for it to look at the wire: a rank that leads no domain may not look
-  /// there again before its next batch.
+  /// Returns whether nothing is under way, nor waits in this process for it to look at the wire: a
+  /// rank that leads no domain may not look there again before its next batch.
   [[nodiscard]] bool idle();
   /// Bytes sent so far, to ranks on other hosts only.
   [[nodiscard]] std::uint64_t bytes_to_other_hosts() const { return bytes_to_other_hosts_; }
@@ -80,7 +85,8 @@ class Requests {
     std::size_t expected;  ///< bytes to receive
   };
   void add(const Posted& posted, Message message);
-  /// Calls `visit` with the pieces in which `bytes` travel to or from `peer`: the same on both sides.
+  /// Calls `visit` with the pieces in which `bytes` travel to or from `peer`: the same on both
+  /// sides.
   template <class Byte, class Visit>
   void each_piece(std::span<Byte> bytes, int peer, Visit&& visit) const;
 

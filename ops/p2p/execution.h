@@ -1,6 +1,7 @@
 #pragma once
-/// P2pExecution is what the batches of P2pBackend have in common: where a member's elements are, in this rank's own memory or in the arenas
-/// of the domain, and which ranks take part from where. It is for the thread that has the turn.
+/// P2pExecution is what the batches of P2pBackend have in common: where a member's elements are, in
+/// this rank's own memory or in the arenas of the domain, and which ranks take part from where. It
+/// is for the thread that has the turn.
 
 #include <algorithm>
 #include <cstring>
@@ -18,13 +19,16 @@ struct Elements {
   std::vector<std::size_t> starts;  ///< per member: where in it the part begins
 };
 
-/// MemberParts are the parts of a batch's members, of which `counts` (of BatchMember) are the sizes: summed up once.
+/// MemberParts are the parts of a batch's members, of which `counts` (of BatchMember) are the
+/// sizes: summed up once.
 class MemberParts {
  public:
-  MemberParts(const Batch& batch, std::vector<std::int64_t> BatchMember::*counts) : members_(batch.members.size()) {
+  MemberParts(const Batch& batch, std::vector<std::int64_t> BatchMember::*counts)
+      : members_(batch.members.size()) {
     for (const auto& member : batch.members) {
       ends_.push_back(0);
-      for (const auto count : member.*counts) ends_.push_back(ends_.back() + static_cast<std::size_t>(count));
+      for (const auto count : member.*counts)
+        ends_.push_back(ends_.back() + static_cast<std::size_t>(count));
     }
   }
   /// Returns part `number` of every member.
@@ -58,10 +62,12 @@ class P2pExecution : public Execution {
   }
 
  protected:
-  [[nodiscard]] std::size_t bytes_of(std::int64_t count) const { return static_cast<std::size_t>(count) * element_; }
+  [[nodiscard]] std::size_t bytes_of(std::int64_t count) const {
+    return static_cast<std::size_t>(count) * element_;
+  }
   [[nodiscard]] std::size_t ranks_here() const { return indices_.size(); }
-  /// Returns whether no other rank of the set is in this rank's domain, be it joined or not: `prepare` brought nothing into the arena, and
-  /// the user's own memory is worked on.
+  /// Returns whether no other rank of the set is in this rank's domain, be it joined or not:
+  /// `prepare` brought nothing into the arena, and the user's own memory is worked on.
   [[nodiscard]] bool alone() const { return alone_; }
   /// Returns the member in the arena of the rank at this place among the domain's ranks of the set.
   [[nodiscard]] std::byte* shared(const BatchMember& member, std::size_t place) const {
@@ -75,15 +81,18 @@ class P2pExecution : public Execution {
   [[nodiscard]] const std::byte* input(const BatchMember& member, std::size_t place) const {
     return alone_ ? static_cast<const std::byte*>(member.input) : shared(member, place);
   }
-  /// Copies `bytes` of that rank's input, which begin after `skipped`, to `to`. Returns false if the rank's process has ended.
-  [[nodiscard]] bool read(const BatchMember& member, std::size_t place, std::size_t skipped, void* to, std::size_t bytes) const {
+  /// Copies `bytes` of that rank's input, which begin after `skipped`, to `to`. Returns false if
+  /// the rank's process has ended.
+  [[nodiscard]] bool read(const BatchMember& member, std::size_t place, std::size_t skipped,
+                          void* to, std::size_t bytes) const {
     if (place == who_.self_place) {
       const auto* const from = static_cast<const std::byte*>(member.input) + skipped;
       if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
       return true;
     }
     const int index = indices_[place];
-    return context_.staging().read(index, member.locations[static_cast<std::size_t>(index)], skipped, to, bytes);
+    return context_.staging().read(index, member.locations[static_cast<std::size_t>(index)],
+                                   skipped, to, bytes);
   }
   /// Returns where they belong.
   [[nodiscard]] std::byte* output(const BatchMember& member, std::size_t place) const {
@@ -91,17 +100,21 @@ class P2pExecution : public Execution {
   }
   /// Returns the number among those that take part.
   [[nodiscard]] std::size_t number_of(int rank) const {
-    return static_cast<std::size_t>(std::lower_bound(batch_.ranks.begin(), batch_.ranks.end(), rank) - batch_.ranks.begin());
+    return static_cast<std::size_t>(
+        std::lower_bound(batch_.ranks.begin(), batch_.ranks.end(), rank) - batch_.ranks.begin());
   }
   [[nodiscard]] int self() const { return who_.here()[who_.self_place]; }
   /// All of every member.
   [[nodiscard]] static Elements all_elements(const Batch& batch) {
     std::vector<std::size_t> counts;
     counts.reserve(batch.members.size());
-    for (const auto& member : batch.members) counts.push_back(static_cast<std::size_t>(member.count));
+    for (const auto& member : batch.members)
+      counts.push_back(static_cast<std::size_t>(member.count));
     return {Flattened(counts), std::vector<std::size_t>(counts.size())};
   }
-  void count_sent_bytes() { context_.stats().add(context_.stats().bytes_to_other_hosts, requests_.bytes_to_other_hosts()); }
+  void count_sent_bytes() {
+    context_.stats().add(context_.stats().bytes_to_other_hosts, requests_.bytes_to_other_hosts());
+  }
 
   P2pContext& context_;
   const Batch batch_;

@@ -24,8 +24,12 @@ void forget(PointToPoint& wire, Posted& posted, Bytes& bytes) noexcept {
 
 }  // namespace
 
-P2pTransport::P2pTransport(std::unique_ptr<PointToPoint> wire, std::vector<int> leaders, std::vector<int> domain_of_rank, int domain)
-    : wire_(std::move(wire)), leaders_(std::move(leaders)), domain_of_rank_(std::move(domain_of_rank)), domain_(domain) {}
+P2pTransport::P2pTransport(std::unique_ptr<PointToPoint> wire, std::vector<int> leaders,
+                           std::vector<int> domain_of_rank, int domain)
+    : wire_(std::move(wire)),
+      leaders_(std::move(leaders)),
+      domain_of_rank_(std::move(domain_of_rank)),
+      domain_(domain) {}
 
 P2pTransport::~P2pTransport() {
   for (auto& out : outgoing_) forget(*wire_, out.posted, out.bytes);
@@ -37,7 +41,8 @@ void P2pTransport::send(int to, std::span<const std::byte> bytes) {
   Outgoing& out = outgoing_.emplace_back();
   out.bytes.assign(bytes.begin(), bytes.end());
   try {
-    out.posted = wire_->send(out.bytes, leaders_.at(static_cast<std::size_t>(to)), kTag, SendMode::Ordinary);
+    out.posted =
+        wire_->send(out.bytes, leaders_.at(static_cast<std::size_t>(to)), kTag, SendMode::Ordinary);
   } catch (...) {
     outgoing_.pop_back();
     throw;
@@ -51,7 +56,8 @@ bool P2pTransport::is_done(Posted& posted) {
 }
 
 void P2pTransport::reap() {
-  // Almost always the oldest are done first; one that is not holds back only the freeing of the others.
+  // Almost always the oldest are done first; one that is not holds back only the freeing of the
+  // others.
   while (!outgoing_.empty() && is_done(outgoing_.front().posted)) outgoing_.pop_front();
 }
 
@@ -69,7 +75,8 @@ std::optional<Message> P2pTransport::receive() {
   look_for_arrivals();
   std::vector<int> held_back;
   for (auto in = incoming_.begin(); in != incoming_.end(); ++in) {
-    if (std::find(held_back.begin(), held_back.end(), in->message.from) != held_back.end()) continue;
+    if (std::find(held_back.begin(), held_back.end(), in->message.from) != held_back.end())
+      continue;
     if (is_done(in->posted)) {
       Message message = std::move(in->message);
       incoming_.erase(in);

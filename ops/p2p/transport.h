@@ -1,7 +1,8 @@
 #pragma once
-/// P2pTransport sends messages between the leaders of domains over a wire. Sends are buffered here until the wire is done with them; what
-/// arrives is received in the background and given out whole, in the order in which each leader sent it. Nothing blocks; it is for one
-/// thread at a time. It throws what the wire throws.
+/// P2pTransport sends messages between the leaders of domains over a wire. Sends are buffered here
+/// until the wire is done with them; what arrives is received in the background and given out
+/// whole, in the order in which each leader sent it. Nothing blocks; it is for one thread at a
+/// time. It throws what the wire throws.
 
 #include <chrono>
 #include <deque>
@@ -15,9 +16,11 @@ namespace hvd {
 
 class P2pTransport final : public Transport {
  public:
-  /// `wire`: between all ranks of the world, for these transports alone. `leaders[d]`: the rank that listens for domain d.
-  /// `domain_of_rank`: for which domain each rank speaks. `domain`: this rank's.
-  P2pTransport(std::unique_ptr<PointToPoint> wire, std::vector<int> leaders, std::vector<int> domain_of_rank, int domain);
+  /// `wire`: between all ranks of the world, for these transports alone. `leaders[d]`: the rank
+  /// that listens for domain d. `domain_of_rank`: for which domain each rank speaks. `domain`: this
+  /// rank's.
+  P2pTransport(std::unique_ptr<PointToPoint> wire, std::vector<int> leaders,
+               std::vector<int> domain_of_rank, int domain);
   ~P2pTransport() override;
   P2pTransport(const P2pTransport&) = delete;
   P2pTransport& operator=(const P2pTransport&) = delete;
@@ -28,8 +31,8 @@ class P2pTransport final : public Transport {
   std::optional<Message> receive() override;
   bool has_unsent() override;
 
-  /// For an orderly end: makes the wire send what is queued. False if `patience` ran out first, or a rank has gone; then it is forgotten
-  /// with this object.
+  /// For an orderly end: makes the wire send what is queued. False if `patience` ran out first, or
+  /// a rank has gone; then it is forgotten with this object.
   bool drain(std::chrono::milliseconds patience);
 
  private:

@@ -17,10 +17,13 @@ constexpr auto kMoment = 100ms;
 constexpr const char* kFirstIsHere = "first";
 
 Rendezvous checked(Rendezvous given) {
-  const auto refuse = [&](const std::string& why) { throw InvalidArgument(formatted("World '{}': {}", given.name, why)); };
+  const auto refuse = [&](const std::string& why) {
+    throw InvalidArgument(formatted("World '{}': {}", given.name, why));
+  };
   if (given.name.empty()) refuse("a world needs a name, which is the same on all members");
   if (given.size < 1) refuse(formatted("a size of {}", given.size));
-  if (given.rank < 0 || given.rank >= given.size) refuse(formatted("rank {} of {} members", given.rank, given.size));
+  if (given.rank < 0 || given.rank >= given.size)
+    refuse(formatted("rank {} of {} members", given.rank, given.size));
   if (!given.set || !given.get || !given.add) refuse("its rendezvous lacks set, get or add");
   return given;
 }
@@ -34,7 +37,7 @@ CallbackMeeting::CallbackMeeting(Rendezvous rendezvous, std::chrono::millisecond
   peers_.watch(allgather(Peers::introduce()), rank());
 }
 
-// ------------------------------------------------------------------------------------------------------------------- the store
+// --------------------------------------------------------------------------------------- the store
 
 void CallbackMeeting::fail(const Status& status) {
   broken_ = status.text();
@@ -48,11 +51,13 @@ void CallbackMeeting::set(const std::string& what, const Bytes& bytes) {
     store_.set(key(what), {first, first + bytes.size()});
   } catch (...) {
     fail({Status::Code::BackendError,
-          formatted("world '{}': the store refuses a key of rank {}: {}", store_.name, rank(), status_of_current_exception().text())});
+          formatted("world '{}': the store refuses a key of rank {}: {}", store_.name, rank(),
+                    status_of_current_exception().text())});
   }
 }
 
-std::optional<Bytes> CallbackMeeting::try_get(const std::string& what, std::chrono::milliseconds time) {
+std::optional<Bytes> CallbackMeeting::try_get(const std::string& what,
+                                              std::chrono::milliseconds time) {
   try {
     const auto begin = Clock::now();
     const auto value = store_.get(key(what), time);
@@ -60,39 +65,46 @@ std::optional<Bytes> CallbackMeeting::try_get(const std::string& what, std::chro
       const auto* const first = reinterpret_cast<const std::byte*>(value->data());
       return Bytes(first, first + value->size());
     }
-    if (Clock::now() - begin < 1ms) std::this_thread::sleep_for(std::min(time, 1ms));  // a store that does not wait
+    // a store that does not wait
+    if (Clock::now() - begin < 1ms) std::this_thread::sleep_for(std::min(time, 1ms));
     return std::nullopt;
   } catch (...) {
     fail({Status::Code::BackendError,
-          formatted("world '{}': the store does not answer rank {}: {}", store_.name, rank(), status_of_current_exception().text())});
+          formatted("world '{}': the store does not answer rank {}: {}", store_.name, rank(),
+                    status_of_current_exception().text())});
   }
 }
 
-std::optional<Bytes> CallbackMeeting::await(const std::string& what, int from, Clock::time_point deadline) {
+std::optional<Bytes> CallbackMeeting::await(const std::string& what, int from,
+                                            Clock::time_point deadline) {
   for (bool was_dead = false;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-    if (auto value = try_get(what, std::clamp(left, std::chrono::milliseconds(0), std::chrono::milliseconds(kMoment)))) return value;
+    if (auto value = try_get(what, std::clamp(left, std::chrono::milliseconds(0),
+                                              std::chrono::milliseconds(kMoment))))
+      return value;
     if (was_dead) fail({Status::Code::RankFailed, words_of_dead(from)});
     was_dead = peers_.is_dead(from);  // what it has set before is still to be had
     if (Clock::now() >= deadline) return std::nullopt;
   }
 }
 
-// --------------------------------------------------------------------------------------------------------------- the beginning
+// ----------------------------------------------------------------------------------- the beginning
 
-/// A number that is not 1 says that a rank of this name and number was here: another world, or an old store.
+/// A number that is not 1 says that a rank of this name and number was here: another world, or an
+/// old store.
 void CallbackMeeting::announce() {
   std::int64_t times = 0;
   try {
     times = store_.add(key(formatted("rank {}", rank())), 1);
   } catch (...) {
     fail({Status::Code::BackendError,
-          formatted("world '{}': the store does not answer rank {}: {}", store_.name, rank(), status_of_current_exception().text())});
+          formatted("world '{}': the store does not answer rank {}: {}", store_.name, rank(),
+                    status_of_current_exception().text())});
   }
   if (times == 1) return;
   const std::string text = formatted(
-      "World '{}': its rank {} has come {} times to this store: two worlds have one name, or the store holds keys of another job; give "
-      "each world a name of its own",
+      "World '{}': its rank {} has come {} times to this store: two worlds have one name, or the "
+      "store holds keys of another job; give each world a name of its own",
       store_.name, rank(), times);
   broken_ = text;
   throw InvalidArgument(text);
@@ -107,21 +119,26 @@ void CallbackMeeting::agree_on_size() {
   }
   ranks.push_back(rank());
   sizes.push_back(formatted("{}", size()));
-  if (std::all_of(sizes.begin(), sizes.end(), [&](const auto& said) { return said == sizes.front(); })) return;
-  fail({Status::Code::Mismatch,
-        formatted("World '{}': its size must be equal on all members: {}", store_.name, grouped_by_rank(ranks, sizes))});
+  if (std::all_of(sizes.begin(), sizes.end(),
+                  [&](const auto& said) { return said == sizes.front(); }))
+    return;
+  fail({Status::Code::Mismatch, formatted("World '{}': its size must be equal on all members: {}",
+                                          store_.name, grouped_by_rank(ranks, sizes))});
 }
 
-// ------------------------------------------------------------------------------------------------------------------ the rounds
+// -------------------------------------------------------------------------------------- the rounds
 
-/// Is rank 0's part: what it sets for all is how the round has ended, and on success every rank's bytes.
-std::vector<Bytes> CallbackMeeting::gather(const std::string& round, const Bytes& mine, Clock::time_point deadline) {
+/// Is rank 0's part: what it sets for all is how the round has ended, and on success every rank's
+/// bytes.
+std::vector<Bytes> CallbackMeeting::gather(const std::string& round, const Bytes& mine,
+                                           Clock::time_point deadline) {
   std::vector<Bytes> all{mine};
   std::vector<int> missing;
   Status failed;
   for (int from = 1; from < size() && failed.ok(); ++from) {
     try {
-      auto said = await(formatted("{}/{}", round, from), from, missing.empty() ? deadline : Clock::now());
+      auto said =
+          await(formatted("{}/{}", round, from), from, missing.empty() ? deadline : Clock::now());
       if (!said) missing.push_back(from);
       all.push_back(said ? std::move(*said) : Bytes());
     } catch (const Error&) {
@@ -130,8 +147,9 @@ std::vector<Bytes> CallbackMeeting::gather(const std::string& round, const Bytes
   }
   if (failed.ok() && !missing.empty())
     failed = {Status::Code::BackendError,
-              formatted("World '{}': after {:.1f} s {} {} {} not come", store_.name, seconds(), missing.size() == 1 ? "rank" : "ranks",
-                        rank_list(missing), missing.size() == 1 ? "has" : "have")};
+              formatted("World '{}': after {:.1f} s {} {} {} not come", store_.name, seconds(),
+                        missing.size() == 1 ? "rank" : "ranks", rank_list(missing),
+                        missing.size() == 1 ? "has" : "have")};
   Writer said;
   said.put(failed.code()).put_string(failed.text()).put(size());
   if (failed.ok())
@@ -155,29 +173,38 @@ std::vector<Bytes> CallbackMeeting::allgather(const Bytes& mine) {
     set(formatted("{}/{}", round, rank()), mine);
     if (rounds_ == 0) {  // rank 0, which says who is missing, may be late itself
       if (!await(kFirstIsHere, 0, deadline))
-        fail({Status::Code::BackendError, formatted("World '{}': after {:.1f} s rank 0 has not come", store_.name, seconds())});
+        fail({Status::Code::BackendError,
+              formatted("World '{}': after {:.1f} s rank 0 has not come", store_.name, seconds())});
       deadline = Clock::now() + patience_;
     }
     const auto said = await(round + "/all", 0, deadline + 2 * kMoment);
     if (!said)
-      fail({Status::Code::BackendError, formatted("World '{}': after {:.1f} s rank 0 has not said who is there", store_.name, seconds())});
+      fail({Status::Code::BackendError,
+            formatted("World '{}': after {:.1f} s rank 0 has not said who is there", store_.name,
+                      seconds())});
     try {
       Reader reader(*said);
       const auto code = reader.get<Status::Code>();
       std::string text = reader.get_string();
       if (code != Status::Code::Ok) fail({code, std::move(text)});
-      for (int left = reader.get<int>(); left > 0; --left) all.push_back(reader.get_list<std::byte>());
+      for (int left = reader.get<int>(); left > 0; --left)
+        all.push_back(reader.get_list<std::byte>());
     } catch (const WireError& error) {
-      fail({Status::Code::BackendError, formatted("World '{}': the store holds what cannot be read: {}", store_.name, error.what())});
+      fail({Status::Code::BackendError,
+            formatted("World '{}': the store holds what cannot be read: {}", store_.name,
+                      error.what())});
     }
   }
   ++rounds_;
   return all;
 }
 
-std::vector<int> CallbackMeeting::find_hosts() { return hosts_by_name(allgather(Writer().put_string(name_of_host()).take())); }
+std::vector<int> CallbackMeeting::find_hosts() {
+  return hosts_by_name(allgather(Writer().put_string(name_of_host()).take()));
+}
 
-Bytes CallbackMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) {
+Bytes CallbackMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
+                                       const std::function<bool()>& give_up) {
   if (ranks.size() < 2) return mine;
   const std::lock_guard lock(one_at_a_time_);
   if (!broken_.empty()) throw BackendError(broken_);
@@ -193,7 +220,9 @@ Bytes CallbackMeeting::give_from_first(const std::vector<int>& ranks, const Byte
       ++count;
       return std::move(*value);
     }
-    if (give_up()) throw BackendError(formatted("rank {} waited in vain for what rank {} has to give", rank(), ranks.front()));
+    if (give_up())
+      throw BackendError(
+          formatted("rank {} waited in vain for what rank {} has to give", rank(), ranks.front()));
   }
 }
 

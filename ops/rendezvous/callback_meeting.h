@@ -1,7 +1,9 @@
 #pragma once
-/// CallbackMeeting is the Meeting of ranks that reach a store of somebody else's (hvd/world.h, Rendezvous). In each round rank 0 gathers
-/// what the others set, one key each, and sets one for all: the store sees as many requests as there are ranks. It waits for a rank for as
-/// long as its patience lasts, and on its own host no longer than that lives. It fails with RankFailed or BackendError, and stays failed.
+/// CallbackMeeting is the Meeting of ranks that reach a store of somebody else's (hvd/world.h,
+/// Rendezvous). In each round rank 0 gathers what the others set, one key each, and sets one for
+/// all: the store sees as many requests as there are ranks. It waits for a rank for as long as its
+/// patience lasts, and on its own host no longer than that lives. It fails with RankFailed or
+/// BackendError, and stays failed.
 // Tested in tests/ops/rendezvous/callback_meeting_test.cc
 
 #include <chrono>
@@ -21,8 +23,9 @@ namespace hvd {
 
 class CallbackMeeting final : public Meeting {
  public:
-  /// Collective. Throws InvalidArgument for a wrong rendezvous, or where a rank of this name and number has been there; Mismatch where
-  /// sizes differ; BackendError, which names them, if ranks have not come after `patience`.
+  /// Collective. Throws InvalidArgument for a wrong rendezvous, or where a rank of this name and
+  /// number has been there; Mismatch where sizes differ; BackendError, which names them, if ranks
+  /// have not come after `patience`.
   CallbackMeeting(Rendezvous rendezvous, std::chrono::milliseconds patience);
 
   int rank() const override { return store_.rank; }
@@ -31,7 +34,8 @@ class CallbackMeeting final : public Meeting {
   const std::string& broken() const override { return broken_; }
   std::vector<Bytes> allgather(const Bytes& mine) override;
   std::vector<int> find_hosts() override;
-  Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) override;
+  Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
+                        const std::function<bool()>& give_up) override;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -45,7 +49,8 @@ class CallbackMeeting final : public Meeting {
   std::optional<Bytes> try_get(const std::string& what, std::chrono::milliseconds time);
   /// Waits for what the rank is to set. Throws RankFailed where it dies; none after the deadline.
   std::optional<Bytes> await(const std::string& what, int from, Clock::time_point deadline);
-  std::vector<Bytes> gather(const std::string& round, const Bytes& mine, Clock::time_point deadline);
+  std::vector<Bytes> gather(const std::string& round, const Bytes& mine,
+                            Clock::time_point deadline);
   [[noreturn]] void fail(const Status& status);
 
   const Rendezvous store_;

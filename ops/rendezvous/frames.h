@@ -1,8 +1,9 @@
 #pragma once
-/// This header has what goes over a connection of the store: frames of a length, a kind and a payload, and the steps by which both
-/// sides prove that they know the job's key. Nobody shows the key: each makes an HMAC over both sides' nonces. What is read here may come
-/// from a stranger: it is bounded before memory is taken for it, and what is malformed throws WireError. Values and pure functions; any
-/// thread.
+/// This header has what goes over a connection of the store: frames of a length, a kind and a
+/// payload, and the steps by which both sides prove that they know the job's key. Nobody shows the
+/// key: each makes an HMAC over both sides' nonces. What is read here may come from a stranger: it
+/// is bounded before memory is taken for it, and what is malformed throws WireError. Values and
+/// pure functions; any thread.
 // Tested in tests/ops/rendezvous/store_test.cc, tests/fuzz/store_fuzz.cc
 
 #include <array>
@@ -20,7 +21,8 @@ namespace hvd {
 enum class FrameKind : std::uint8_t {
   Greeting,  ///< the server's first word: its nonce
   Hello,     ///< who connects, with its proof
-  Refused,   ///< why that one is no rank, as Refusal; the connection ends. Before Welcome it proves nothing
+  Refused,   ///< why that one is no rank, as Refusal; the connection ends. Before Welcome it proves
+             ///< nothing
   Welcome,   ///< the server's proof
   Here,      ///< who connects has heard that, and stays; from now on it is missed if it goes
   Taken,     ///< it is a rank now
@@ -48,7 +50,8 @@ class FrameReader {
   static constexpr std::size_t kMostOfRanks = std::size_t{256} << 20;
 
   void add(std::span<const std::byte> bytes);
-  /// Returns the next whole frame; none if it has not arrived yet. Throws WireError for one that is longer than allowed, or of no kind.
+  /// Returns the next whole frame; none if it has not arrived yet. Throws WireError for one that is
+  /// longer than allowed, or of no kind.
   std::optional<Frame> next();
   /// From now on the other side is a rank, whose frames may be large.
   void trust() { most_ = kMostOfRanks; }
@@ -67,7 +70,8 @@ bool is_same(const Digest& a, const Digest& b);
 using Nonce = std::array<std::byte, 16>;
 /// Returns what nobody can foresee.
 Nonce make_nonce();
-/// Returns the key of a job: of its token, which may be empty, and of what else tells it from others.
+/// Returns the key of a job: of its token, which may be empty, and of what else tells it from
+/// others.
 Digest make_key(std::string_view token, std::string_view job);
 
 Bytes make_greeting(const Nonce& nonce);

@@ -22,11 +22,13 @@ using Clock = std::chrono::steady_clock;
 using Result = Attempt::Result;
 
 constexpr auto kKnob = "HVD_START_TIMEOUT";
-constexpr auto kSure = 3s;    // after which a wrong answer will not become a right one
-constexpr auto kAnswer = 1s;  // in which a server that is there answers; a busy one is asked again, with more time
+constexpr auto kSure = 3s;  // after which a wrong answer will not become a right one
+// in which a server that is there answers; a busy one is asked again, with more time
+constexpr auto kAnswer = 1s;
 constexpr auto kMostAnswer = 8s;
-constexpr auto kAfterword = 2s;  // in which ranks that contradict each other still find somebody who tells them so
-constexpr auto kGrace = 5s;      // in which a store that has run out of patience says so
+// in which ranks that contradict each other still find somebody who tells them so
+constexpr auto kAfterword = 2s;
+constexpr auto kGrace = 5s;  // in which a store that has run out of patience says so
 constexpr auto kPause = 20ms;
 constexpr auto kMostPause = 200ms;
 
@@ -69,10 +71,12 @@ class StoreFinder {
   [[nodiscard]] bool is_file() const { return !address_.path.empty(); }
   [[nodiscard]] Digest key() const { return make_key(address_.token, address_.job); }
   [[nodiscard]] std::string seconds() const {
-    return formatted("{} s ({})", std::chrono::duration_cast<std::chrono::seconds>(patience_).count(), kKnob);
+    return formatted("{} s ({})",
+                     std::chrono::duration_cast<std::chrono::seconds>(patience_).count(), kKnob);
   }
 
-  /// A name may take a moment to be known: that of a pod until it is there, which may be long after this one.
+  /// A name may take a moment to be known: that of a pod until it is there, which may be long after
+  /// this one.
   std::vector<SocketAddress> resolve_host() {
     for (;;) {
       std::string problem;
@@ -81,7 +85,8 @@ class StoreFinder {
       if (!found.empty()) return found;
       if (Clock::now() > (may_pass || address_.may_be_named_later ? deadline_ : began_ + kSure))
         throw BackendError(
-            formatted("hvd::init(): the host '{}', at which the ranks are to meet, is not found: {}; MASTER_ADDR, or HVD_INIT, "
+            formatted("hvd::init(): the host '{}', at which the ranks are to meet, is not found: "
+                      "{}; MASTER_ADDR, or HVD_INIT, "
                       "must name the host of rank 0",
                       address_.host, problem));
       std::this_thread::sleep_for(kMostPause);
@@ -94,7 +99,8 @@ class StoreFinder {
     options.size = hello_.size;
     options.key = place_.key;
     options.patience = patience_;
-    options.place = is_file() ? address_.path : formatted("{}:{}", address_.host, port_of(listener));
+    options.place =
+        is_file() ? address_.path : formatted("{}:{}", address_.host, port_of(listener));
     options.knob = kKnob;
     return std::make_unique<StoreServer>(std::move(listener), std::move(options));
   }
@@ -102,12 +108,14 @@ class StoreFinder {
   /// Throws if who holds the store at `place` is of this job.
   void require_no_other(const Place& place) {
     for (const auto& address : place.addresses) {
-      const Attempt attempt = try_to_meet(address, hello_, place.key, Clock::now() + 2 * kAnswer, deadline_);
-      if (attempt.result == Result::Wrong || attempt.result == Result::Complete || attempt.result == Result::Welcome)
-        throw InvalidArgument(
-            formatted("hvd::init(): another process is rank 0 of this job already, at {}: each process needs a RANK of its "
-                      "own, and each job a MASTER_PORT or HVD_INIT of its own{}{}",
-                      address_.text(), attempt.text.empty() ? "" : "; ", attempt.text));
+      const Attempt attempt =
+          try_to_meet(address, hello_, place.key, Clock::now() + 2 * kAnswer, deadline_);
+      if (attempt.result == Result::Wrong || attempt.result == Result::Complete ||
+          attempt.result == Result::Welcome)
+        throw InvalidArgument(formatted(
+            "hvd::init(): another process is rank 0 of this job already, at {}: each process needs "
+            "a RANK of its own, and each job a MASTER_PORT or HVD_INIT of its own{}{}",
+            address_.text(), attempt.text.empty() ? "" : "; ", attempt.text));
     }
   }
 
@@ -123,10 +131,15 @@ class StoreFinder {
         if (code == EADDRINUSE) require_no_other(place_);
       }
     }
-    const std::string begin = formatted("hvd::init(): rank 0 cannot listen at {}: {}", address_.text(), std::strerror(error));
+    const std::string begin = formatted("hvd::init(): rank 0 cannot listen at {}: {}",
+                                        address_.text(), std::strerror(error));
     if (error == EADDRNOTAVAIL)
-      throw BackendError(begin + "; the address must be one of the host that rank 0 runs on (MASTER_ADDR, or HVD_INIT)");
-    if (error == EADDRINUSE) throw BackendError(begin + "; another program has it: choose another MASTER_PORT, or port in HVD_INIT");
+      throw BackendError(
+          begin +
+          "; the address must be one of the host that rank 0 runs on (MASTER_ADDR, or HVD_INIT)");
+    if (error == EADDRINUSE)
+      throw BackendError(
+          begin + "; another program has it: choose another MASTER_PORT, or port in HVD_INIT");
     throw BackendError(begin);
   }
 
@@ -134,14 +147,18 @@ class StoreFinder {
     std::string problem;
     int error = 0;
     auto listener = listen_at(resolve("127.0.0.1", problem).at(0), error);
-    if (!listener) throw BackendError(formatted("hvd::init(): rank 0 cannot listen at 127.0.0.1: {}", std::strerror(error)));
+    if (!listener)
+      throw BackendError(
+          formatted("hvd::init(): rank 0 cannot listen at 127.0.0.1: {}", std::strerror(error)));
     const MeetingNote note = make_note(port_of(*listener), name_of_host());
     while (!file_.publish(note)) {  // there is one: of a job that has ended, or not
       if (const auto other = file_.read()) {
         require_no_other(place_of(*other));
       } else if (!file_.is_empty()) {
-        throw InvalidArgument(formatted(
-            "hvd::init(): HVD_INIT=file://{}: there is such a file, which is none of hvd's; name one that is not there", address_.path));
+        throw InvalidArgument(
+            formatted("hvd::init(): HVD_INIT=file://{}: there is such a file, which is none of "
+                      "hvd's; name one that is not there",
+                      address_.path));
       }
       file_.remove();
     }
@@ -162,10 +179,12 @@ class StoreFinder {
     if (is_file()) {
       const auto note = file_.read();
       if (!note) return {};
-      if (note->host != name_of_host() && Clock::now() < began_ + kSure) return {};  // of an earlier job, perhaps
+      // of an earlier job, perhaps
+      if (note->host != name_of_host() && Clock::now() < began_ + kSure) return {};
       if (note->host != name_of_host())
         throw BackendError(
-            formatted("hvd::init(): {} was written on another host ({}): ranks of several hosts meet by HVD_INIT=tcp://HOST:PORT; "
+            formatted("hvd::init(): {} was written on another host ({}): ranks of several hosts "
+                      "meet by HVD_INIT=tcp://HOST:PORT; "
                       "or the file is of a job that has ended: remove it",
                       address_.path, note->host.substr(0, note->host.find(' '))));
       return place_of(*note);
@@ -186,9 +205,12 @@ class StoreFinder {
       const Place place = find_place();
       Result seen = Result::Nobody;
       for (const auto& address : place.addresses) {
-        Attempt attempt = try_to_meet(address, hello_, place.key, std::min(Clock::now() + answer, deadline_), deadline_ + kGrace);
+        Attempt attempt =
+            try_to_meet(address, hello_, place.key, std::min(Clock::now() + answer, deadline_),
+                        deadline_ + kGrace);
         if (attempt.result == Result::Welcome) return attempt;
-        if (attempt.result == Result::Wrong) throw InvalidArgument(formatted("hvd::init(): {}", attempt.text));
+        if (attempt.result == Result::Wrong)
+          throw InvalidArgument(formatted("hvd::init(): {}", attempt.text));
         if (attempt.result == Result::Nobody) continue;
         if (seen != Result::Complete) seen = attempt.result;
         if (attempt.result == Result::Complete) complete_ = attempt.text;
@@ -196,7 +218,8 @@ class StoreFinder {
       complain(seen);
       std::this_thread::sleep_for(pause);
       pause = std::min<std::chrono::milliseconds>(2 * pause, kMostPause);
-      if (seen == Result::Stranger) answer = std::min<std::chrono::milliseconds>(2 * answer, kMostAnswer);
+      if (seen == Result::Stranger)
+        answer = std::min<std::chrono::milliseconds>(2 * answer, kMostAnswer);
     }
   }
 
@@ -205,16 +228,23 @@ class StoreFinder {
     const auto now = Clock::now();
     if (seen == Result::Nobody) wrong_since_ = now;
     const bool is_sure = now > wrong_since_ + kSure;
-    if (seen == Result::Complete && is_sure) throw InvalidArgument(formatted("hvd::init(): {}", complete_));
+    if (seen == Result::Complete && is_sure)
+      throw InvalidArgument(formatted("hvd::init(): {}", complete_));
     const bool is_single = address_.ports == 1 && !is_file();
-    const char* const other = seen == Result::OtherJob ? "the rank 0 that answers there is of another job, or has another HVD_INIT_TOKEN"
-                              : seen == Result::Nobody ? "nobody answers there"
-                                                       : "who answers there is no rank 0 of hvd, or of another version of it";
+    const char* const other =
+        seen == Result::OtherJob
+            ? "the rank 0 that answers there is of another job, or has another HVD_INIT_TOKEN"
+        : seen == Result::Nobody
+            ? "nobody answers there"
+            : "who answers there is no rank 0 of hvd, or of another version of it";
     if (is_single && seen != Result::Nobody && seen != Result::Complete && is_sure)
-      throw BackendError(formatted("hvd::init(): rank {} does not find rank 0 at {}: {}", hello_.rank, address_.text(), other));
+      throw BackendError(formatted("hvd::init(): rank {} does not find rank 0 at {}: {}",
+                                   hello_.rank, address_.text(), other));
     if (now > deadline_)
-      throw BackendError(formatted("hvd::init(): rank 0 did not come to {} within {}: {}; has it been started, with the same variables?",
-                                   address_.text(), seconds(), other));
+      throw BackendError(
+          formatted("hvd::init(): rank 0 did not come to {} within {}: {}; has it been started, "
+                    "with the same variables?",
+                    address_.text(), seconds(), other));
   }
 
   const StoreAddress address_;
@@ -236,8 +266,8 @@ std::unique_ptr<Meeting> meet_in_store(const Launch& launch, std::chrono::millis
   } catch (const InvalidArgument& error) {
     if (launch.outer.empty()) throw;
     throw InvalidArgument(
-        formatted("{}. Two launchers have started this process: {}, whose numbers were taken ({}), and {} within its job or around it; "
-                  "set HVD_INIT=mpi if the latter's count",
+        formatted("{}. Two launchers have started this process: {}, whose numbers were taken ({}), "
+                  "and {} within its job or around it; set HVD_INIT=mpi if the latter's count",
                   error.what(), launch.launcher, launch.said, launch.outer));
   }
 }

@@ -25,12 +25,14 @@ std::vector<int> hosts_by_name(const std::vector<Bytes>& names) {
   std::map<std::string, int> first;
   std::vector<int> hosts;
   for (std::size_t rank = 0; rank < names.size(); ++rank)
-    hosts.push_back(first.emplace(Reader(names[rank]).get_string(), static_cast<int>(rank)).first->second);
+    hosts.push_back(
+        first.emplace(Reader(names[rank]).get_string(), static_cast<int>(rank)).first->second);
   return hosts;
 }
 
 std::string words_of_dead(int rank) {
-  return formatted("rank {} has ended while others wait for it in hvd::init() or hvd::shutdown()", rank);
+  return formatted("rank {} has ended while others wait for it in hvd::init() or hvd::shutdown()",
+                   rank);
 }
 
 std::string Peers::name_of_process_space() {
@@ -41,7 +43,12 @@ std::string Peers::name_of_process_space() {
   return boot.empty() ? boot : boot + ':' + std::to_string(space.st_ino);
 }
 
-Bytes Peers::introduce() { return Writer().put(static_cast<std::int64_t>(::getpid())).put_string(name_of_process_space()).take(); }
+Bytes Peers::introduce() {
+  return Writer()
+      .put(static_cast<std::int64_t>(::getpid()))
+      .put_string(name_of_process_space())
+      .take();
+}
 
 void Peers::watch(const std::vector<Bytes>& all, int self) {
   peers_.clear();
@@ -67,7 +74,8 @@ std::optional<int> Peers::find_dead() const {
 }
 
 bool Peers::is_dead(int rank) const {
-  return std::ranges::any_of(peers_, [rank](const Peer& peer) { return peer.rank == rank && has_ended(peer); });
+  return std::ranges::any_of(
+      peers_, [rank](const Peer& peer) { return peer.rank == rank && has_ended(peer); });
 }
 
 }  // namespace hvd

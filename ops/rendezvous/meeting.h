@@ -1,8 +1,9 @@
 #pragma once
-/// Meeting is the port through which processes that were started apart become ranks: every rank's bytes to all, a barrier, and gifts
-/// from one rank to others. It is what `init()` and the end of `shutdown()` need; tensors never go this way. Collective calls are made by
-/// all ranks in the same order, each by one thread at a time. A rank that dies meanwhile is RankFailed on all who wait for it; what a call
-/// has thrown for once, all later ones throw.
+/// Meeting is the port through which processes that were started apart become ranks: every rank's
+/// bytes to all, a barrier, and gifts from one rank to others. It is what `init()` and the end of
+/// `shutdown()` need; tensors never go this way. Collective calls are made by all ranks in the same
+/// order, each by one thread at a time. A rank that dies meanwhile is RankFailed on all who wait
+/// for it; what a call has thrown for once, all later ones throw.
 // Tested in tests/ops/rendezvous/meeting_test.cc, tests/ops/bootstrap_mpi_test.cc
 
 #include <functional>
@@ -25,30 +26,38 @@ class Meeting {
   virtual void begin() = 0;
   /// Returns why this cannot be used any more; empty if it can.
   [[nodiscard]] virtual const std::string& broken() const = 0;
-  /// Collective. Returns every rank's bytes, by rank. Waits without spinning, for as long as all live.
+  /// Collective. Returns every rank's bytes, by rank. Waits without spinning, for as long as all
+  /// live.
   virtual std::vector<Bytes> allgather(const Bytes& mine) = 0;
-  /// Collective. Returns when all ranks have called it. Waits without spinning. Who returns may end its process.
+  /// Collective. Returns when all ranks have called it. Waits without spinning. Who returns may end
+  /// its process.
   void barrier() { static_cast<void>(allgather({})); }
   /// Collective. Returns, by rank, the lowest rank of the same host.
   virtual std::vector<int> find_hosts() = 0;
-  /// For the thread that has the turn: the first of `ranks` gives `mine` to the others, who pass nothing. Waits without spinning, until
-  /// `give_up`, which then ends it with BackendError; what a set of ranks is given under one tag comes in order.
-  virtual Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) = 0;
+  /// For the thread that has the turn: the first of `ranks` gives `mine` to the others, who pass
+  /// nothing. Waits without spinning, until `give_up`, which then ends it with BackendError; what a
+  /// set of ranks is given under one tag comes in order.
+  virtual Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
+                                const std::function<bool()>& give_up) = 0;
 };
 
 /// Returns what names the host of this process, as far as its ranks can share memory.
 std::string name_of_host();
-/// Returns, by rank, the lowest rank of the same host; `names`: what each rank says of its host, a string.
+/// Returns, by rank, the lowest rank of the same host; `names`: what each rank says of its host, a
+/// string.
 std::vector<int> hosts_by_name(const std::vector<Bytes>& names);
 /// Returns the sentence for a rank that has died.
 std::string words_of_dead(int rank);
 
-/// Peers watch the other ranks of this host while there is no board yet that tells who lives: through a descriptor of each process, which
-/// the kernel marks when it ends. Used inside `init()` and at the end of `shutdown()`, in the caller's thread. Owns the descriptors. Never
-/// fails: a process that cannot be watched, on another host, in another pid namespace or under a kernel without pidfd_open, is not.
+/// Peers watch the other ranks of this host while there is no board yet that tells who lives:
+/// through a descriptor of each process, which the kernel marks when it ends. Used inside `init()`
+/// and at the end of `shutdown()`, in the caller's thread. Owns the descriptors. Never fails: a
+/// process that cannot be watched, on another host, in another pid namespace or under a kernel
+/// without pidfd_open, is not.
 class Peers {
  public:
-  /// Names the kernel and the pid namespace of this process, where process ids mean the same; empty where it cannot be told.
+  /// Names the kernel and the pid namespace of this process, where process ids mean the same; empty
+  /// where it cannot be told.
   static std::string name_of_process_space();
   /// Returns what the others need to know to watch this process.
   static Bytes introduce();

@@ -27,7 +27,8 @@ constexpr auto kFirstWord = "hvd-rendezvous-1";
 
 std::string random_word() {
   std::string word;
-  for (const std::byte byte : make_nonce()) word += formatted("{:02x}", std::to_integer<unsigned>(byte));
+  for (const std::byte byte : make_nonce())
+    word += formatted("{:02x}", std::to_integer<unsigned>(byte));
   return word;
 }
 
@@ -40,11 +41,14 @@ MeetingFile::~MeetingFile() {
 }
 
 bool MeetingFile::publish(const MeetingNote& note) {
-  const std::string whole = formatted("{} {} {} {}\n", kFirstWord, note.port, note.secret, note.host);
-  const std::string draft = formatted("{}.{}", path_, random_word());  // processes of other hosts and containers may have the same number
+  const std::string whole =
+      formatted("{} {} {} {}\n", kFirstWord, note.port, note.secret, note.host);
+  // processes of other hosts and containers may have the same number
+  const std::string draft = formatted("{}.{}", path_, random_word());
   {
     ::unlink(draft.c_str());
-    const FileDescriptor file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR));
+    const FileDescriptor file(
+        ::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR));
     if (file.get() < 0) fail(draft);
     if (::write(file.get(), whole.data(), whole.size()) != static_cast<ssize_t>(whole.size())) {
       ::unlink(draft.c_str());
@@ -53,7 +57,8 @@ bool MeetingFile::publish(const MeetingNote& note) {
   }
   bool is_new = ::link(draft.c_str(), path_.c_str()) == 0;
   int error = errno;
-  if (!is_new && (error == EPERM || error == EOPNOTSUPP || error == ENOSYS)) {  // a file system without hard links
+  // a file system without hard links
+  if (!is_new && (error == EPERM || error == EOPNOTSUPP || error == ENOSYS)) {
     const bool is_there = ::access(path_.c_str(), F_OK) == 0;
     is_new = !is_there && ::rename(draft.c_str(), path_.c_str()) == 0;
     error = is_there ? EEXIST : errno;
@@ -75,7 +80,8 @@ void MeetingFile::remove() {
 }
 
 std::optional<MeetingNote> MeetingFile::read() const {
-  const FileDescriptor file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));  // a FIFO would block for ever
+  // a FIFO would block for ever
+  const FileDescriptor file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
   if (file.get() < 0) {
     const std::string folder = path_.substr(0, path_.rfind('/') + 1);
     if (errno == ENOENT && ::access(folder.c_str(), X_OK) == 0) return std::nullopt;
@@ -84,16 +90,20 @@ std::optional<MeetingNote> MeetingFile::read() const {
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) fail(path_);
   if (status.st_uid != ::geteuid() && status.st_uid != 0)
-    throw BackendError(formatted("hvd::init(): HVD_INIT=file://{}: the file belongs to another user", path_));
+    throw BackendError(
+        formatted("hvd::init(): HVD_INIT=file://{}: the file belongs to another user", path_));
   if (!S_ISREG(status.st_mode))
-    throw BackendError(formatted("hvd::init(): HVD_INIT=file://{}: it is no plain file; name one that is not there", path_));
+    throw BackendError(formatted(
+        "hvd::init(): HVD_INIT=file://{}: it is no plain file; name one that is not there", path_));
   std::array<char, 1024> text{};
   const auto length = ::read(file.get(), text.data(), text.size());
   if (length < 0) fail(path_);
   std::istringstream in(std::string(text.data(), static_cast<std::size_t>(length)));
   std::string word;
   MeetingNote note;
-  if (!(in >> word >> note.port >> note.secret) || word != kFirstWord || note.port < 1 || note.port > 65535) return std::nullopt;
+  if (!(in >> word >> note.port >> note.secret) || word != kFirstWord || note.port < 1 ||
+      note.port > 65535)
+    return std::nullopt;
   std::getline(in >> std::ws, note.host);
   return note;
 }

@@ -1,7 +1,8 @@
 #pragma once
-/// MeetingFile is the file by which ranks of one host meet (HVD_INIT=file:///PATH): rank 0 writes where it listens, and a secret that only
-/// the file's owner can read. It appears whole or not at all, and is removed when this object of rank 0 ends. For one thread. It throws
-/// BackendError with the system's words, or where the file is another user's.
+/// MeetingFile is the file by which ranks of one host meet (HVD_INIT=file:///PATH): rank 0 writes
+/// where it listens, and a secret that only the file's owner can read. It appears whole or not at
+/// all, and is removed when this object of rank 0 ends. For one thread. It throws BackendError with
+/// the system's words, or where the file is another user's.
 // Tested in tests/ops/rendezvous/meeting_test.cc
 
 #include <optional>

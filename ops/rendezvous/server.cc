@@ -39,7 +39,8 @@ StoreServer::StoreServer(FileDescriptor listener, Options options)
     const SignalsKeptOff of_it;
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& error) {
-    throw BackendError(formatted("the thread of the ranks' store cannot be started: {}", error.what()));
+    throw BackendError(
+        formatted("the thread of the ranks' store cannot be started: {}", error.what()));
   }
 }
 
@@ -70,8 +71,10 @@ void StoreServer::run() {
 
 bool StoreServer::is_next(const Peer& peer) const {
   if (peer.out.empty() || peer.rank != 0) return !peer.out.empty();
-  // Rank 0 comes last: when it has its answer it may end its process, and the answers to the others must have left by then.
-  return std::all_of(peers_.begin(), peers_.end(), [](const Peer& other) { return other.rank == 0 || other.out.empty(); });
+  // Rank 0 comes last: when it has its answer it may end its process, and the answers to the others
+  // must have left by then.
+  return std::all_of(peers_.begin(), peers_.end(),
+                     [](const Peer& other) { return other.rank == 0 || other.out.empty(); });
 }
 
 bool StoreServer::is_resting() const { return Clock::now() < accepts_at_; }
@@ -80,16 +83,21 @@ int StoreServer::time_to_wait() const {
   auto next = is_resting() ? accepts_at_ : Deadline::max();
   for (const Peer& peer : peers_)
     if (peer.rank == kStranger) next = std::min(next, peer.deadline);
-  if (!is_closed_) next = std::min(next, begin_ + (has_remarked_ ? options_.patience : std::min(options_.remark, options_.patience)));
+  if (!is_closed_)
+    next = std::min(next, begin_ + (has_remarked_ ? options_.patience
+                                                  : std::min(options_.remark, options_.patience)));
   if (next == Deadline::max()) return -1;
-  return static_cast<int>(std::clamp<long long>(std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count(), 0, 60'000));
+  return static_cast<int>(std::clamp<long long>(
+      std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count(), 0, 60'000));
 }
 
 void StoreServer::wait() {
   std::vector<pollfd> all;
   all.push_back({wake_.get(), POLLIN, 0});
   all.push_back({is_resting() ? -1 : listener_.get(), POLLIN, 0});
-  for (const Peer& peer : peers_) all.push_back({peer.connection.get(), static_cast<short>(is_next(peer) ? POLLIN | POLLOUT : POLLIN), 0});
+  for (const Peer& peer : peers_)
+    all.push_back(
+        {peer.connection.get(), static_cast<short>(is_next(peer) ? POLLIN | POLLOUT : POLLIN), 0});
   ::poll(all.data(), all.size(), time_to_wait());
 }
 
@@ -109,10 +117,12 @@ void StoreServer::accept_all() {
   }
 }
 
-/// Strangers that say nothing must keep nobody out: of too many, the one that has had the most time to prove itself goes.
+/// Strangers that say nothing must keep nobody out: of too many, the one that has had the most time
+/// to prove itself goes.
 void StoreServer::make_room() {
   const auto is_unproven = [](const Peer& peer) { return peer.rank == kStranger && !peer.hello; };
-  if (static_cast<std::size_t>(std::count_if(peers_.begin(), peers_.end(), is_unproven)) >= kMostStrangers)
+  if (static_cast<std::size_t>(std::count_if(peers_.begin(), peers_.end(), is_unproven)) >=
+      kMostStrangers)
     peers_.erase(std::find_if(peers_.begin(), peers_.end(), is_unproven));
 }
 
@@ -141,7 +151,8 @@ void StoreServer::hear(Peer& peer, const Frame& frame) {
 
 void StoreServer::introduce(Peer& peer, const Frame& frame) {
   if (peer.hello) {
-    if (frame.kind != FrameKind::Here) throw WireError("who is welcome says that it is here, and nothing else");
+    if (frame.kind != FrameKind::Here)
+      throw WireError("who is welcome says that it is here, and nothing else");
     take_in(peer);
     return;
   }
@@ -151,14 +162,16 @@ void StoreServer::introduce(Peer& peer, const Frame& frame) {
     peer.ends = true;
     return;
   }
-  // It is a rank as soon as it has heard this: one that has given up meanwhile, because this host is busy, comes again and is not missed.
+  // It is a rank as soon as it has heard this: one that has given up meanwhile, because this host
+  // is busy, comes again and is not missed.
   peer.hello = found->hello;
   put_frame(peer.out, FrameKind::Welcome, Writer().put(found->proof).bytes());
 }
 
 void StoreServer::take_in(Peer& peer) {
   if (const auto refused = store_.come(*peer.hello)) {
-    put_frame(peer.out, FrameKind::Refused, Writer().put(refused->first).put_string(refused->second).bytes());
+    put_frame(peer.out, FrameKind::Refused,
+              Writer().put(refused->first).put_string(refused->second).bytes());
     peer.ends = true;
     return;
   }
@@ -178,14 +191,18 @@ void StoreServer::keep_time() {
   }
   const auto missing = [&] {
     const auto ranks = store_.missing();
-    return formatted("{} {} of {}", ranks.size() == 1 ? "rank" : "ranks", rank_list(ranks), options_.size);
+    return formatted("{} {} of {}", ranks.size() == 1 ? "rank" : "ranks", rank_list(ranks),
+                     options_.size);
   };
   if (now >= begin_ + options_.patience) {
     is_closed_ = true;
     store_.fail(
         {Status::Code::BackendError,
-         formatted("hvd::init(): {} did not come to {} within {} s ({}); have all been started, with the same variables?", missing(),
-                   options_.place, std::chrono::duration_cast<std::chrono::seconds>(options_.patience).count(), options_.knob)});
+         formatted("hvd::init(): {} did not come to {} within {} s ({}); have all been started, "
+                   "with the same variables?",
+                   missing(), options_.place,
+                   std::chrono::duration_cast<std::chrono::seconds>(options_.patience).count(),
+                   options_.knob)});
   } else if (!has_remarked_ && now >= begin_ + options_.remark) {
     has_remarked_ = true;
     log(LogLevel::Warning, "hvd::init() waits at {} for {}", options_.place, missing());
@@ -194,7 +211,9 @@ void StoreServer::keep_time() {
 
 void StoreServer::deliver() {
   for (const auto& reply : store_.take_replies()) {
-    const auto peer = std::find_if(peers_.begin(), peers_.end(), [&](const Peer& one) { return one.rank == reply.rank && !one.gone; });
+    const auto peer = std::find_if(peers_.begin(), peers_.end(), [&](const Peer& one) {
+      return one.rank == reply.rank && !one.gone;
+    });
     if (peer == peers_.end()) continue;
     put_frame(peer->out, reply.frame.kind, reply.frame.payload);
     if (reply.frame.kind == FrameKind::Failed) peer->ends = !store_.is_complete();

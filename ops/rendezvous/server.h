@@ -1,8 +1,9 @@
 #pragma once
-/// StoreServer is where the ranks of a job meet: rank 0 holds it, and it is gone with rank 0. It owns a socket, the connections and one
-/// thread, which sleeps while nobody says anything. Who connects is a stranger until it has proved that it knows the job's key: until then
-/// it has some seconds and a few hundred bytes, and whatever it does harms nobody. Ranks that do not come until the deadline are named to
-/// all who have.
+/// StoreServer is where the ranks of a job meet: rank 0 holds it, and it is gone with rank 0. It
+/// owns a socket, the connections and one thread, which sleeps while nobody says anything. Who
+/// connects is a stranger until it has proved that it knows the job's key: until then it has some
+/// seconds and a few hundred bytes, and whatever it does harms nobody. Ranks that do not come until
+/// the deadline are named to all who have.
 // Tested in tests/ops/rendezvous/meeting_test.cc
 
 #include <atomic>
@@ -23,9 +24,9 @@ class StoreServer {
     int size = 1;  ///< ranks
     Digest key{};
     std::chrono::milliseconds patience{60'000};  ///< for all to come
-    std::chrono::milliseconds remark{10'000};    ///< when those that are missing are named in the log
-    std::string place;                           ///< what it is called in messages
-    std::string knob;                            ///< what sets `patience`
+    std::chrono::milliseconds remark{10'000};  ///< when those that are missing are named in the log
+    std::string place;                         ///< what it is called in messages
+    std::string knob;                          ///< what sets `patience`
   };
   /// Takes `listener` over.
   StoreServer(FileDescriptor listener, Options options);
@@ -39,8 +40,9 @@ class StoreServer {
   struct Peer {
     FileDescriptor connection;
     Nonce nonce{};
-    Deadline deadline;           ///< of a stranger
-    std::optional<Hello> hello;  ///< of one that has proved that it is of the job, and is no rank yet
+    Deadline deadline;  ///< of a stranger
+    std::optional<Hello>
+        hello;  ///< of one that has proved that it is of the job, and is no rank yet
     int rank = kStranger;
     FrameReader in;
     Bytes out;
@@ -71,7 +73,8 @@ class StoreServer {
   Store store_;
   std::list<Peer> peers_;
   const Deadline begin_;
-  Deadline accepts_at_ = Deadline::min();  ///< when it looks for connections again: this process may have no descriptor left for one
+  Deadline accepts_at_ = Deadline::min();  ///< when it looks for connections again: this process
+                                           ///< may have no descriptor left for one
   bool has_remarked_ = false;
   bool is_closed_ = false;  // all have come, or it has failed
   std::thread thread_;

@@ -25,7 +25,9 @@ void tune(const FileDescriptor& connection) {
   ::setsockopt(connection.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
-const sockaddr* raw(const SocketAddress& address) { return reinterpret_cast<const sockaddr*>(&address.storage); }
+const sockaddr* raw(const SocketAddress& address) {
+  return reinterpret_cast<const sockaddr*>(&address.storage);
+}
 
 }  // namespace
 
@@ -58,16 +60,20 @@ std::vector<SocketAddress> resolve(const std::string& host, std::string& problem
     address.length = one->ai_addrlen;
     found.push_back(address);
   }
-  std::stable_partition(found.begin(), found.end(), [](const auto& address) { return address.storage.ss_family == AF_INET; });
+  std::stable_partition(found.begin(), found.end(),
+                        [](const auto& address) { return address.storage.ss_family == AF_INET; });
   if (found.empty()) problem = "it has no address";
   return found;
 }
 
 std::optional<FileDescriptor> listen_at(const SocketAddress& address, int& error) {
-  FileDescriptor listener(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  FileDescriptor listener(
+      ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   const int on = 1;  // connections of a process that has ended do not keep the port
-  if (listener.get() >= 0 && ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-      ::bind(listener.get(), raw(address), address.length) == 0 && ::listen(listener.get(), kBacklog) == 0)
+  if (listener.get() >= 0 &&
+      ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+      ::bind(listener.get(), raw(address), address.length) == 0 &&
+      ::listen(listener.get(), kBacklog) == 0)
     return listener;
   error = errno;
   return std::nullopt;
@@ -76,45 +82,55 @@ std::optional<FileDescriptor> listen_at(const SocketAddress& address, int& error
 int port_of(const FileDescriptor& listener) {
   SocketAddress address;
   address.length = sizeof address.storage;
-  if (::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address.storage), &address.length) != 0) return 0;
-  return ntohs(address.storage.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address.storage)->sin6_port
-                                                     : reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port);
+  if (::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address.storage),
+                    &address.length) != 0)
+    return 0;
+  return ntohs(address.storage.ss_family == AF_INET6
+                   ? reinterpret_cast<sockaddr_in6*>(&address.storage)->sin6_port
+                   : reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port);
 }
 
 std::optional<FileDescriptor> accept_from(const FileDescriptor& listener) {
-  FileDescriptor connection(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  FileDescriptor connection(
+      ::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (connection.get() < 0) return std::nullopt;
   tune(connection);
   return connection;
 }
 
 std::optional<FileDescriptor> connect_to(const SocketAddress& address, Deadline deadline) {
-  FileDescriptor connection(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  FileDescriptor connection(
+      ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (connection.get() < 0) return std::nullopt;
   if (::connect(connection.get(), raw(address), address.length) != 0) {
     if (errno != EINPROGRESS || !wait_for(connection, POLLOUT, deadline)) return std::nullopt;
     int error = 0;
     socklen_t length = sizeof error;
-    if (::getsockopt(connection.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) return std::nullopt;
+    if (::getsockopt(connection.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0)
+      return std::nullopt;
   }
-  // A port of this host that nobody listens at may be given to this very socket, which then is connected to itself.
+  // A port of this host that nobody listens at may be given to this very socket, which then is
+  // connected to itself.
   SocketAddress own;
   own.length = sizeof own.storage;
-  if (::getsockname(connection.get(), reinterpret_cast<sockaddr*>(&own.storage), &own.length) == 0 && own.length == address.length &&
-      std::memcmp(&own.storage, &address.storage, own.length) == 0)
+  if (::getsockname(connection.get(), reinterpret_cast<sockaddr*>(&own.storage), &own.length) ==
+          0 &&
+      own.length == address.length && std::memcmp(&own.storage, &address.storage, own.length) == 0)
     return std::nullopt;
   tune(connection);
   return connection;
 }
 
-std::optional<std::size_t> send_some(const FileDescriptor& connection, std::span<const std::byte> bytes) {
+std::optional<std::size_t> send_some(const FileDescriptor& connection,
+                                     std::span<const std::byte> bytes) {
   const auto sent = ::send(connection.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
   if (sent >= 0) return static_cast<std::size_t>(sent);
   if (would_block(errno)) return 0;
   return std::nullopt;
 }
 
-std::optional<std::size_t> receive_some(const FileDescriptor& connection, std::span<std::byte> buffer) {
+std::optional<std::size_t> receive_some(const FileDescriptor& connection,
+                                        std::span<std::byte> buffer) {
   const auto received = ::recv(connection.get(), buffer.data(), buffer.size(), 0);
   if (received > 0) return static_cast<std::size_t>(received);
   if (received < 0 && would_block(errno)) return 0;
@@ -123,7 +139,9 @@ std::optional<std::size_t> receive_some(const FileDescriptor& connection, std::s
 
 bool wait_for(const FileDescriptor& connection, short events, Deadline deadline) {
   for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now())
+            .count();
     pollfd one{connection.get(), events, 0};
     const int ready = ::poll(&one, 1, static_cast<int>(std::clamp<long long>(left, 0, 60'000)));
     if (ready > 0) return true;

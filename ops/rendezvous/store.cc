@@ -11,29 +11,40 @@ namespace {
 /// Bounds what a program that is wrong can make the server keep.
 constexpr std::size_t kMostValues = 1U << 16;
 
-Bytes answer(const std::string& key, const Bytes& value) { return Writer().put_string(key).put_bytes(value).take(); }
+Bytes answer(const std::string& key, const Bytes& value) {
+  return Writer().put_string(key).put_bytes(value).take();
+}
 
-Bytes words_of(const Status& status) { return Writer().put(status.code()).put_string(status.text()).take(); }
+Bytes words_of(const Status& status) {
+  return Writer().put(status.code()).put_string(status.text()).take();
+}
 
 }  // namespace
 
 Store::Store(int size)
-    : who_(static_cast<std::size_t>(size)), here_(static_cast<std::size_t>(size), false), parts_(static_cast<std::size_t>(size)) {}
+    : who_(static_cast<std::size_t>(size)),
+      here_(static_cast<std::size_t>(size), false),
+      parts_(static_cast<std::size_t>(size)) {}
 
 std::optional<std::pair<Refusal, std::string>> Store::come(const Hello& hello) {
   const int size = static_cast<int>(who_.size());
   std::string problem;
   if (hello.size != size) {
-    problem = formatted("WORLD_SIZE is {} for rank {} ({}), and {} for rank 0; it must be the same for all", hello.size, hello.rank,
-                        hello.who, size);
+    problem = formatted(
+        "WORLD_SIZE is {} for rank {} ({}), and {} for rank 0; it must be the same for all",
+        hello.size, hello.rank, hello.who, size);
   } else if (hello.rank < 0 || hello.rank >= size) {
     problem = formatted("{} says that it is rank {} of {}", hello.who, hello.rank, size);
-  } else if (const std::string& other = who_[static_cast<std::size_t>(hello.rank)]; !other.empty()) {
-    problem = formatted("two processes say that they are rank {} of {}: {}, and {}; each needs a RANK of its own", hello.rank, size, other,
-                        hello.who);
+  } else if (const std::string& other = who_[static_cast<std::size_t>(hello.rank)];
+             !other.empty()) {
+    problem = formatted(
+        "two processes say that they are rank {} of {}: {}, and {}; each needs a RANK of its own",
+        hello.rank, size, other, hello.who);
   }
   if (!problem.empty()) {
-    if (is_complete()) return {{Refusal::Complete, formatted("all {} ranks of the job are there already; {}", size, problem)}};
+    if (is_complete())
+      return {{Refusal::Complete,
+               formatted("all {} ranks of the job are there already; {}", size, problem)}};
     fail({Status::Code::InvalidArgument, problem});
     return {{Refusal::Wrong, problem}};
   }
@@ -58,9 +69,13 @@ void Store::leave(int rank) {
   here_[place] = false;
   std::erase_if(waiting_, [&](const auto& waiting) { return waiting.second == rank; });
   if (!is_complete()) {
-    fail({Status::Code::RankFailed, formatted("rank {} ({}) has ended while it waited for other ranks to come", rank, who_[place])});
+    fail({Status::Code::RankFailed,
+          formatted("rank {} ({}) has ended while it waited for other ranks to come", rank,
+                    who_[place])});
   } else if (parts_here_ > 0 && !parts_[place]) {
-    fail({Status::Code::RankFailed, formatted("rank {} has ended while others wait for it in hvd::init() or hvd::shutdown()", rank)});
+    fail({Status::Code::RankFailed,
+          formatted("rank {} has ended while others wait for it in hvd::init() or hvd::shutdown()",
+                    rank)});
   }
 }
 
@@ -93,7 +108,9 @@ void Store::gather(int rank, Bytes bytes) {
   ++parts_here_;
   for (std::size_t other = 0; other < here_.size(); ++other) {
     if (here_[other] || parts_[other]) continue;
-    fail({Status::Code::RankFailed, formatted("rank {} has ended while others wait for it in hvd::init() or hvd::shutdown()", other)});
+    fail({Status::Code::RankFailed,
+          formatted("rank {} has ended while others wait for it in hvd::init() or hvd::shutdown()",
+                    other)});
     return;
   }
   if (parts_here_ < static_cast<int>(parts_.size())) return;
@@ -114,7 +131,8 @@ void Store::put(Reader& reader) {
   value.bytes = reader.get_list<std::byte>();
   if (values_.size() >= kMostValues || values_.contains(key)) throw WireError("a value too many");
   auto [first, last] = waiting_.equal_range(key);
-  for (auto waiting = first; waiting != last && value.takers > 0; waiting = waiting_.erase(waiting), --value.takers)
+  for (auto waiting = first; waiting != last && value.takers > 0;
+       waiting = waiting_.erase(waiting), --value.takers)
     reply(waiting->second, FrameKind::Value, answer(key, value.bytes));
   if (value.takers > 0) values_.emplace(std::move(key), std::move(value));
 }

@@ -1,7 +1,9 @@
 #pragma once
-/// Store is what the ranks' server knows, without its sockets: who has come, an allgather under way, values that some ranks give to others,
-/// and what has ended it all. It is a state machine: ranks come, say something and go; what is to be said to whom is taken from it. It is
-/// for one thread. What a rank says against the protocol throws WireError; the server then lets that rank go.
+/// Store is what the ranks' server knows, without its sockets: who has come, an allgather under
+/// way, values that some ranks give to others, and what has ended it all. It is a state machine:
+/// ranks come, say something and go; what is to be said to whom is taken from it. It is for one
+/// thread. What a rank says against the protocol throws WireError; the server then lets that rank
+/// go.
 
 #include <map>
 #include <optional>
@@ -25,8 +27,9 @@ class Store {
 
   explicit Store(int size);
 
-  /// A rank has come, and has proved that it is of the job. Returns why it is not taken, with what that is; none if it is. Two ranks of one
-  /// number, or of different sizes, end the meeting while ranks are missing; afterwards only who comes late is refused.
+  /// A rank has come, and has proved that it is of the job. Returns why it is not taken, with what
+  /// that is; none if it is. Two ranks of one number, or of different sizes, end the meeting while
+  /// ranks are missing; afterwards only who comes late is refused.
   std::optional<std::pair<Refusal, std::string>> come(const Hello& hello);
   /// A rank's connection has ended. Who waits for it learns that.
   void leave(int rank);
@@ -49,7 +52,9 @@ class Store {
   void gather(int rank, Bytes bytes);
   void put(Reader& reader);
   void get(int rank, std::string key);
-  void reply(int rank, FrameKind kind, Bytes payload) { replies_.push_back({rank, {kind, std::move(payload)}}); }
+  void reply(int rank, FrameKind kind, Bytes payload) {
+    replies_.push_back({rank, {kind, std::move(payload)}});
+  }
 
   std::vector<std::string> who_;  // by rank; empty: has not come
   std::vector<bool> here_;        // has a connection

@@ -19,7 +19,8 @@ constexpr auto kMoment = 100ms;
 constexpr auto kGraceOfDead = 1s;
 
 /// Sends all of it. Returns whether that went well.
-bool send_all(const FileDescriptor& connection, std::span<const std::byte> bytes, Deadline deadline) {
+bool send_all(const FileDescriptor& connection, std::span<const std::byte> bytes,
+              Deadline deadline) {
   while (!bytes.empty()) {
     const auto sent = send_some(connection, bytes);
     if (!sent || (*sent == 0 && !wait_for(connection, POLLOUT, deadline))) return false;
@@ -31,7 +32,8 @@ bool send_all(const FileDescriptor& connection, std::span<const std::byte> bytes
 enum class Heard { Frame, Nothing, End };
 
 /// Throws WireError for what is no frame.
-Heard receive_frame(const FileDescriptor& connection, FrameReader& in, Frame& frame, Deadline deadline) {
+Heard receive_frame(const FileDescriptor& connection, FrameReader& in, Frame& frame,
+                    Deadline deadline) {
   std::array<std::byte, 1 << 14> buffer;
   for (;;) {
     if (auto next = in.next()) {
@@ -48,10 +50,13 @@ Heard receive_frame(const FileDescriptor& connection, FrameReader& in, Frame& fr
   }
 }
 
-void meet(Attempt& attempt, const Hello& hello, const Digest& key, Deadline deadline, Deadline patience) {
+void meet(Attempt& attempt, const Hello& hello, const Digest& key, Deadline deadline,
+          Deadline patience) {
   using Result = Attempt::Result;
   Frame frame;
-  const auto hear = [&](Deadline until) { return receive_frame(attempt.connection, attempt.in, frame, until) == Heard::Frame; };
+  const auto hear = [&](Deadline until) {
+    return receive_frame(attempt.connection, attempt.in, frame, until) == Heard::Frame;
+  };
   const auto say = [&](FrameKind kind, const Bytes& payload) {
     Bytes said;
     put_frame(said, kind, payload);
@@ -61,11 +66,15 @@ void meet(Attempt& attempt, const Hello& hello, const Digest& key, Deadline dead
   const Nonce server = read_greeting(frame);
   const Nonce client = make_nonce();
   if (!say(FrameKind::Hello, make_hello(hello, key, server, client)) || !hear(deadline)) return;
-  if (frame.kind == FrameKind::Refused) {  // whoever listens there can say so: only that the key is another is to be heard
-    if (Reader(frame.payload).get<Refusal>() == Refusal::WrongKey) attempt.result = Result::OtherJob;
+  // whoever listens there can say so: only that the key is another is to be heard
+  if (frame.kind == FrameKind::Refused) {
+    if (Reader(frame.payload).get<Refusal>() == Refusal::WrongKey)
+      attempt.result = Result::OtherJob;
     return;
   }
-  if (frame.kind != FrameKind::Welcome || !is_same(Reader(frame.payload).get<Digest>(), proof_of_server(key, server, client))) return;
+  if (frame.kind != FrameKind::Welcome ||
+      !is_same(Reader(frame.payload).get<Digest>(), proof_of_server(key, server, client)))
+    return;
   attempt.in.trust();
   if (!say(FrameKind::Here, {}) || !hear(patience)) return;
   Reader reader(frame.payload);
@@ -80,7 +89,8 @@ void meet(Attempt& attempt, const Hello& hello, const Digest& key, Deadline dead
 
 }  // namespace
 
-Attempt try_to_meet(const SocketAddress& address, const Hello& hello, const Digest& key, Deadline deadline, Deadline patience) {
+Attempt try_to_meet(const SocketAddress& address, const Hello& hello, const Digest& key,
+                    Deadline deadline, Deadline patience) {
   Attempt attempt;
   auto connection = connect_to(address, deadline);
   if (!connection) return attempt;
@@ -94,7 +104,7 @@ Attempt try_to_meet(const SocketAddress& address, const Hello& hello, const Dige
   return attempt;
 }
 
-// ------------------------------------------------------------------------------------------------------------- the connection
+// ---------------------------------------------------------------------------------- the connection
 
 void StoreMeeting::fail(const Status& status) {
   broken_ = status.text();
@@ -128,7 +138,8 @@ std::optional<Frame> StoreMeeting::receive() {
       values_.insert_or_assign(std::move(key), reader.get_list<std::byte>());
     }
   } catch (const WireError& error) {
-    fail({Status::Code::BackendError, std::string("the ranks' store says what cannot be read: ") + error.what()});
+    fail({Status::Code::BackendError,
+          std::string("the ranks' store says what cannot be read: ") + error.what()});
   }
   return frame;
 }
@@ -142,18 +153,22 @@ void StoreMeeting::look_for_dead() {
   }
 }
 
-// --------------------------------------------------------------------------------------------------------------- the rendezvous
+// ---------------------------------------------------------------------------------- the rendezvous
 
 void StoreMeeting::start(std::unique_ptr<StoreServer>& server, Deadline deadline) {
   for (auto frame = receive(); !frame || frame->kind != FrameKind::Complete; frame = receive())
-    if (Clock::now() > deadline) fail({Status::Code::BackendError, "hvd::init(): rank 0 does not say whether all ranks have come"});
+    if (Clock::now() > deadline)
+      fail({Status::Code::BackendError,
+            "hvd::init(): rank 0 does not say whether all ranks have come"});
   peers_.watch(allgather(Peers::introduce()), rank_);
   server_ = std::move(server);
 }
 
 void StoreMeeting::begin() {
-  if (!broken().empty()) throw BackendError(formatted("hvd::init(): the ranks cannot meet any more: {}", broken()));
-  // A gift that somebody no longer waited for lies in the store for ever. No other world may take it for one of its own.
+  if (!broken().empty())
+    throw BackendError(formatted("hvd::init(): the ranks cannot meet any more: {}", broken()));
+  // A gift that somebody no longer waited for lies in the store for ever. No other world may take
+  // it for one of its own.
   const std::lock_guard lock(one_at_a_time_);
   world_ = exchanges_;
   gifts_.clear();
@@ -170,15 +185,19 @@ std::vector<Bytes> StoreMeeting::allgather(const Bytes& mine) {
     Reader reader(frame->payload);
     for (int rank = 0; rank < size_; ++rank) all.push_back(reader.get_list<std::byte>());
   } catch (const WireError& error) {
-    fail({Status::Code::BackendError, std::string("the ranks' store says what cannot be read: ") + error.what()});
+    fail({Status::Code::BackendError,
+          std::string("the ranks' store says what cannot be read: ") + error.what()});
   }
   ++exchanges_;
   return all;
 }
 
-std::vector<int> StoreMeeting::find_hosts() { return hosts_by_name(allgather(Writer().put_string(name_of_host()).take())); }
+std::vector<int> StoreMeeting::find_hosts() {
+  return hosts_by_name(allgather(Writer().put_string(name_of_host()).take()));
+}
 
-Bytes StoreMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) {
+Bytes StoreMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
+                                    const std::function<bool()>& give_up) {
   if (ranks.size() < 2) return mine;
   const std::lock_guard lock(one_at_a_time_);
   int& count = gifts_[{ranks, tag}];
@@ -191,7 +210,9 @@ Bytes StoreMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& 
   }
   if (asked_.insert(key).second) send(FrameKind::Get, Writer().put_string(key).bytes());
   while (!values_.contains(key)) {
-    if (give_up()) throw BackendError(formatted("rank {} waited in vain for what rank {} has to give", rank_, ranks.front()));
+    if (give_up())
+      throw BackendError(
+          formatted("rank {} waited in vain for what rank {} has to give", rank_, ranks.front()));
     static_cast<void>(receive());
   }
   asked_.erase(key);

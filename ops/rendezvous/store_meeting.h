@@ -1,7 +1,8 @@
 #pragma once
-/// StoreMeeting is the Meeting of ranks that met in a store; rank 0 holds the store as well. Collective calls and gifts may come from
-/// two threads, one after the other; they wait without spinning. It fails with RankFailed or what else the server says, with RankFailed of
-/// rank 0 where the server has gone, and stays failed.
+/// StoreMeeting is the Meeting of ranks that met in a store; rank 0 holds the store as well.
+/// Collective calls and gifts may come from two threads, one after the other; they wait without
+/// spinning. It fails with RankFailed or what else the server says, with RankFailed of rank 0 where
+/// the server has gone, and stays failed.
 // Tested in tests/ops/rendezvous/meeting_test.cc
 
 #include <chrono>
@@ -39,17 +40,23 @@ struct Attempt {
   FileDescriptor connection;
   FrameReader in;  ///< with what has arrived since
 };
-/// Connects, and finds out who is there. Waits until `deadline` at most for a proof that it is a store of this key, and then until
-/// `patience` for what that says: it has taken this one for a rank, perhaps, and would miss it.
-Attempt try_to_meet(const SocketAddress& address, const Hello& hello, const Digest& key, Deadline deadline, Deadline patience);
+/// Connects, and finds out who is there. Waits until `deadline` at most for a proof that it is a
+/// store of this key, and then until `patience` for what that says: it has taken this one for a
+/// rank, perhaps, and would miss it.
+Attempt try_to_meet(const SocketAddress& address, const Hello& hello, const Digest& key,
+                    Deadline deadline, Deadline patience);
 
 class StoreMeeting final : public Meeting {
  public:
   /// `made`: an attempt that was welcome.
   StoreMeeting(int rank, int size, Attempt made)
-      : rank_(rank), size_(size), connection_(std::move(made.connection)), in_(std::move(made.in)) {}
-  /// Collective: returns when all ranks are there. Throws what the server says, or BackendError when it says nothing until `deadline`.
-  /// `server`: rank 0's, which is taken when all is well; null elsewhere.
+      : rank_(rank),
+        size_(size),
+        connection_(std::move(made.connection)),
+        in_(std::move(made.in)) {}
+  /// Collective: returns when all ranks are there. Throws what the server says, or BackendError
+  /// when it says nothing until `deadline`. `server`: rank 0's, which is taken when all is well;
+  /// null elsewhere.
   void start(std::unique_ptr<StoreServer>& server, Deadline deadline);
 
   int rank() const override { return rank_; }
@@ -58,7 +65,8 @@ class StoreMeeting final : public Meeting {
   const std::string& broken() const override { return broken_; }
   std::vector<Bytes> allgather(const Bytes& mine) override;
   std::vector<int> find_hosts() override;
-  Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag, const std::function<bool()>& give_up) override;
+  Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
+                        const std::function<bool()>& give_up) override;
 
  private:
   void send(FrameKind kind, std::span<const std::byte> payload);
@@ -77,15 +85,20 @@ class StoreMeeting final : public Meeting {
   std::unordered_map<std::string, Bytes> values_;
   std::string broken_;
   Peers peers_;
-  std::optional<std::pair<int, Deadline>> dead_;           // a rank, and when it may no longer be waited for
-  std::map<std::pair<std::vector<int>, int>, int> gifts_;  // how many in this world, by ranks and tag
-  std::uint64_t exchanges_ = 0;                            // allgathers that have ended: as many on all ranks
-  std::uint64_t world_ = 0;                                // how many had, when this world's init() began
+  // a rank, and when it may no longer be waited for
+  std::optional<std::pair<int, Deadline>> dead_;
+  // how many in this world, by ranks and tag
+  std::map<std::pair<std::vector<int>, int>, int> gifts_;
+  // allgathers that have ended: as many on all ranks
+  std::uint64_t exchanges_ = 0;
+  // how many had, when this world's init() began
+  std::uint64_t world_ = 0;
 };
 
-/// Collective. Brings the ranks of a job together without MPI: rank 0 opens the store, all connect to it, and say who they are. `launch`
-/// says who this rank is and where the store is to be; `patience`: how long all may take to come. Throws InvalidArgument or BackendError,
-/// which name the mistake, on all ranks that can be told; ranks that do not come in time are named.
+/// Collective. Brings the ranks of a job together without MPI: rank 0 opens the store, all connect
+/// to it, and say who they are. `launch` says who this rank is and where the store is to be;
+/// `patience`: how long all may take to come. Throws InvalidArgument or BackendError, which name
+/// the mistake, on all ranks that can be told; ranks that do not come in time are named.
 std::unique_ptr<Meeting> meet_in_store(const Launch& launch, std::chrono::milliseconds patience);
 
 }  // namespace hvd

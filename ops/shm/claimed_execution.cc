@@ -28,16 +28,20 @@ struct Piece {
   std::size_t member, begin, count;
 };
 
-/// The batch's elements cut into chunks, or, where tensors are not to be cut, one for each: the same on every rank. There are some for each
-/// rank, unless they would become so small that claiming them costs more than it gains, or so large that they leave the cache.
+/// The batch's elements cut into chunks, or, where tensors are not to be cut, one for each: the
+/// same on every rank. There are some for each rank, unless they would become so small that
+/// claiming them costs more than it gains, or so large that they leave the cache.
 class Chunks {
  public:
   Chunks(const Batch& batch, bool whole_tensors) {
     const std::size_t element = element_bytes(batch.traits.dtype);
     std::int64_t elements = 0;
     for (const auto& member : batch.members) elements += member.count;
-    const std::size_t wanted = bytes_of(batch.traits, elements) / (kChunksPerRank * batch.ranks.size());
-    const std::size_t per_chunk = std::clamp(wanted / kMemberAlignment * kMemberAlignment, kLeastChunkBytes, kMostChunkBytes) / element;
+    const std::size_t wanted =
+        bytes_of(batch.traits, elements) / (kChunksPerRank * batch.ranks.size());
+    const std::size_t per_chunk = std::clamp(wanted / kMemberAlignment * kMemberAlignment,
+                                             kLeastChunkBytes, kMostChunkBytes) /
+                                  element;
     std::size_t room = 0;
     for (std::size_t member = 0; member < batch.members.size(); ++member) {
       const auto count = static_cast<std::size_t>(batch.members[member].count);
@@ -57,11 +61,13 @@ class Chunks {
         room -= take;
       }
     }
-    if (first_piece_.empty()) first_piece_.push_back(0);  // nothing but empty tensors: one empty chunk, so that somebody finishes
+    // nothing but empty tensors: one empty chunk, so that somebody finishes
+    if (first_piece_.empty()) first_piece_.push_back(0);
   }
   [[nodiscard]] std::size_t size() const { return first_piece_.size(); }
   [[nodiscard]] std::span<const Piece> operator[](std::size_t chunk) const {
-    const std::size_t end = chunk + 1 < first_piece_.size() ? first_piece_[chunk + 1] : pieces_.size();
+    const std::size_t end =
+        chunk + 1 < first_piece_.size() ? first_piece_[chunk + 1] : pieces_.size();
     return std::span(pieces_).subspan(first_piece_[chunk], end - first_piece_[chunk]);
   }
 
@@ -81,7 +87,8 @@ class ClaimedExecution final : public Execution {
     for (const int rank : batch_.ranks) members_.push_back(context_.domain_index(rank));
     reduction_ = reduction_of(batch_.traits);
     by_this_rank_.assign(chunks_.size(), false);
-    zeros_count_ = batch_.ranks.size() < batch_.traits.set->ranks.size() && !zeros_change_nothing(batch_.traits.op);
+    zeros_count_ = batch_.ranks.size() < batch_.traits.set->ranks.size() &&
+                   !zeros_change_nothing(batch_.traits.op);
   }
 
   Progress advance() override {
@@ -99,22 +106,35 @@ class ClaimedExecution final : public Execution {
     }
     if (!(worked ? context_.linger(state_) : state_.complete.load(std::memory_order_acquire)))
       return worked ? Progress::Advanced : Progress::Idle;
-    if (batch_.timed && std::any_of(batch_.members.begin(), batch_.members.end(), [&](const auto& member) { return is_staged(member); }))
+    if (batch_.timed && std::any_of(batch_.members.begin(), batch_.members.end(),
+                                    [&](const auto& member) { return is_staged(member); }))
       copying_out_since_ = std::chrono::steady_clock::now();
     copy_out();
     return Progress::Done;
   }
-  [[nodiscard]] std::optional<Route> route() const override { return is_adasum_ ? Route::Adasum : Route::Claimed; }
-  [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> copying_out_since() const override { return copying_out_since_; }
+  [[nodiscard]] std::optional<Route> route() const override {
+    return is_adasum_ ? Route::Adasum : Route::Claimed;
+  }
+  [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> copying_out_since()
+      const override {
+    return copying_out_since_;
+  }
 
  private:
   [[nodiscard]] std::uint64_t my_location(const BatchMember& member) const {
     return member.locations[static_cast<std::size_t>(context_.staging().self())];
   }
-  [[nodiscard]] bool is_staged(const BatchMember& member) const { return Staging::is_staged(my_location(member)); }
-  /// Returns whether what this rank reduces of a tensor goes to its own output, and not by way of its block.
-  [[nodiscard]] bool goes_straight(const BatchMember& member) const { return is_staged(member) && !is_adasum_; }
-  [[nodiscard]] std::size_t skipped(const Piece& piece) const { return piece.begin * element_bytes(batch_.traits.dtype); }
+  [[nodiscard]] bool is_staged(const BatchMember& member) const {
+    return Staging::is_staged(my_location(member));
+  }
+  /// Returns whether what this rank reduces of a tensor goes to its own output, and not by way of
+  /// its block.
+  [[nodiscard]] bool goes_straight(const BatchMember& member) const {
+    return is_staged(member) && !is_adasum_;
+  }
+  [[nodiscard]] std::size_t skipped(const Piece& piece) const {
+    return piece.begin * element_bytes(batch_.traits.dtype);
+  }
   [[nodiscard]] std::byte* output_at(const Piece& piece) const {
     return static_cast<std::byte*>(batch_.members[piece.member].output) + skipped(piece);
   }
@@ -125,7 +145,9 @@ class ClaimedExecution final : public Execution {
     inputs_.clear();
     outputs_.clear();
     for (const int index : members_) {
-      std::byte* const there = context_.staging().address(index, member.locations[static_cast<std::size_t>(index)]) + skipped(piece);
+      std::byte* const there =
+          context_.staging().address(index, member.locations[static_cast<std::size_t>(index)]) +
+          skipped(piece);
       inputs_.push_back(there);
       outputs_.push_back(index == self && goes_straight(member) ? output_at(piece) : there);
     }
@@ -143,8 +165,10 @@ class ClaimedExecution final : public Execution {
     for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
       for (const Piece& piece : chunks_[chunk])
         if (const auto& member = batch_.members[piece.member];
-            is_staged(member) && piece.count > 0 && !(by_this_rank_[chunk] && goes_straight(member)))
-          std::memcpy(output_at(piece), staging.address(staging.self(), my_location(member)) + skipped(piece),
+            is_staged(member) && piece.count > 0 &&
+            !(by_this_rank_[chunk] && goes_straight(member)))
+          std::memcpy(output_at(piece),
+                      staging.address(staging.self(), my_location(member)) + skipped(piece),
                       bytes_of(batch_.traits, static_cast<std::int64_t>(piece.count)));
     }
     for (const auto& member : batch_.members) staging.release(my_location(member));
@@ -155,7 +179,8 @@ class ClaimedExecution final : public Execution {
     std::vector<const void*> all;
     std::size_t next = 0;
     for (const int rank : batch_.traits.set->ranks)
-      all.push_back(next < batch_.ranks.size() && batch_.ranks[next] == rank ? inputs_[next++] : nullptr);
+      all.push_back(next < batch_.ranks.size() && batch_.ranks[next] == rank ? inputs_[next++]
+                                                                             : nullptr);
     kernels::adasum(reduction_, all, outputs_, count);
   }
 

@@ -1,6 +1,7 @@
 #pragma once
-/// ShmContext is what ShmBackend and its executions share: memory of the domain, the board, and who is where. It owns the staging blocks
-/// and refers to the board. It is for the thread that has the turn; `staging` also for those that submit. It fails with BackendError.
+/// ShmContext is what ShmBackend and its executions share: memory of the domain, the board, and who
+/// is where. It owns the staging blocks and refers to the board. It is for the thread that has the
+/// turn; `staging` also for those that submit. It fails with BackendError.
 // Tested in tests/contract/suite.cc
 
 #include <algorithm>
@@ -21,7 +22,9 @@ namespace hvd {
 class ShmContext {
  public:
   ShmContext(DomainMemory memory, std::shared_ptr<Arena> arena, Board& board, Topology topology)
-      : topology_(std::move(topology)), staging_(std::move(memory), std::move(arena), topology_.domain_index), board_(board) {}
+      : topology_(std::move(topology)),
+        staging_(std::move(memory), std::move(arena), topology_.domain_index),
+        board_(board) {}
 
   [[nodiscard]] int rank() const { return topology_.rank; }
   [[nodiscard]] const Topology& topology() const { return topology_; }
@@ -31,11 +34,15 @@ class ShmContext {
     const auto& ranks = topology_.domain_ranks;
     return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
   }
-  /// Gives the others a moment to complete the batch, about as long as to fall asleep and be woken takes. Returns whether they have.
+  /// Gives the others a moment to complete the batch, about as long as to fall asleep and be woken
+  /// takes. Returns whether they have.
   [[nodiscard]] bool linger(const BatchState& batch) const {
-    return wait_until([&] { return batch.complete.load(std::memory_order_acquire); }, waits::kBatch, topology_.has_core());
+    return wait_until([&] { return batch.complete.load(std::memory_order_acquire); }, waits::kBatch,
+                      topology_.has_core());
   }
-  [[nodiscard]] PieceExchange exchange(bool past_caches) const { return PieceExchange(topology_.has_core(), past_caches); }
+  [[nodiscard]] PieceExchange exchange(bool past_caches) const {
+    return PieceExchange(topology_.has_core(), past_caches);
+  }
   /// Returns memory for one call of `advance`, kept from one to the next.
   std::byte* scratch(std::size_t bytes) {
     if (scratch_.size() < bytes) scratch_.resize(bytes);

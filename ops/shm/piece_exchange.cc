@@ -13,7 +13,8 @@ bool PieceExchange::give_some() {
 
 bool PieceExchange::take_some() {
   bool any = false;
-  for (const auto& [relay, to, source, skipped, reader] : incoming_) any = relay->take(reader, to, past_caches_) || any;
+  for (const auto& [relay, to, source, skipped, reader] : incoming_)
+    any = relay->take(reader, to, past_caches_) || any;
   return any;
 }
 
@@ -26,13 +27,15 @@ bool PieceExchange::take_all(const Read& read) {
     if (gave || took) pauses_.again();
     waits_for_it = waits_for_it || took;
     if (took) continue;
-    const auto next = std::find_if(incoming_.begin(), incoming_.end(), [](const Incoming& in) { return !in.is_done(); });
+    const auto next = std::find_if(incoming_.begin(), incoming_.end(),
+                                   [](const Incoming& in) { return !in.is_done(); });
     if (next == incoming_.end()) return true;
     if (gave || pauses_.pause(waits_for_it ? waits::kPieceToTake : waits::kPieceInVain)) continue;
     waits_for_it = false;
     pauses_.again();
     const auto piece = next->relay->taken_by(next->reader);
-    const std::size_t skipped = next->skipped + static_cast<std::size_t>(piece) * Relay::kPieceBytes;
+    const std::size_t skipped =
+        next->skipped + static_cast<std::size_t>(piece) * Relay::kPieceBytes;
     if (!read(next->source, skipped, Relay::part_of(next->to, piece))) return false;
     next->relay->skip(next->reader);
     std::rotate(incoming_.begin(), next + 1, incoming_.end());
@@ -53,8 +56,9 @@ bool PieceExchange::give_rest() {
     if (give_some() || taken != std::exchange(before, taken)) {
       pauses_.again();
     } else if (!pauses_.pause(waits::kPieceToGive)) {
-      return std::all_of(outgoing_.begin(), outgoing_.end(),
-                         [](const Outgoing& out) { return out.memory.empty() || out.relay->taken_by_all() > 0; });
+      return std::all_of(outgoing_.begin(), outgoing_.end(), [](const Outgoing& out) {
+        return out.memory.empty() || out.relay->taken_by_all() > 0;
+      });
     }
   }
 }

@@ -23,22 +23,27 @@ struct alignas(64) Readers {
   std::atomic<std::uint32_t> finished{0};
 };
 
-Readers& readers_of(const std::byte* input) { return *reinterpret_cast<Readers*>(const_cast<std::byte*>(input) - sizeof(Readers)); }
+Readers& readers_of(const std::byte* input) {
+  return *reinterpret_cast<Readers*>(const_cast<std::byte*>(input) - sizeof(Readers));
+}
 
 }  // namespace
 
 bool PulledBlocks::is_free(const Block& block) {
   if (block.is_lent) return false;
   const Readers& readers = readers_of(staging_.address(staging_.self(), block.location));
-  return readers.finished.load(std::memory_order_acquire) >= block.readers && staging_.is_free(block.location, is_over_);
+  return readers.finished.load(std::memory_order_acquire) >= block.readers &&
+         staging_.is_free(block.location, is_over_);
 }
 
 std::optional<std::uint64_t> PulledBlocks::lend_free(std::size_t bytes) {
-  const auto found =
-      std::find_if(blocks_.rbegin(), blocks_.rend(), [&](const Block& block) { return block.bytes == bytes && is_free(block); });
+  const auto found = std::find_if(blocks_.rbegin(), blocks_.rend(), [&](const Block& block) {
+    return block.bytes == bytes && is_free(block);
+  });
   if (found == blocks_.rend()) return std::nullopt;
   found->is_lent = true;
-  readers_of(staging_.address(staging_.self(), found->location)).finished.store(0, std::memory_order_relaxed);
+  readers_of(staging_.address(staging_.self(), found->location))
+      .finished.store(0, std::memory_order_relaxed);
   return found->location;
 }
 
@@ -62,7 +67,8 @@ std::optional<std::uint64_t> PulledBlocks::lend(std::size_t bytes) {
 }
 
 void PulledBlocks::take_back(std::uint64_t location, std::uint32_t readers) noexcept {
-  const auto found = std::find_if(blocks_.begin(), blocks_.end(), [&](const Block& block) { return block.location == location; });
+  const auto found = std::find_if(blocks_.begin(), blocks_.end(),
+                                  [&](const Block& block) { return block.location == location; });
   if (found == blocks_.end()) return;
   found->is_lent = false;
   found->readers = readers;
@@ -79,7 +85,8 @@ void PulledBlocks::trim() noexcept {
 }
 
 /// Each rank begins with its own part and goes on with that of the next: not all with the same.
-void PulledBlocks::pull(const BatchTraits& traits, std::int64_t count, std::span<const std::byte* const> blocks,
+void PulledBlocks::pull(const BatchTraits& traits, std::int64_t count,
+                        std::span<const std::byte* const> blocks,
                         std::span<const std::int64_t> parts, void* output) {
   const auto self = static_cast<std::size_t>(traits.set->rank);
   const auto own = parts.empty() ? count : parts[self];
@@ -89,13 +96,17 @@ void PulledBlocks::pull(const BatchTraits& traits, std::int64_t count, std::span
     std::memcpy(output, blocks.front(), bytes);
     return;
   }
-  const auto before = parts.empty() ? std::int64_t{0} : std::accumulate(parts.begin(), parts.begin() + traits.set->rank, std::int64_t{0});
+  const auto before =
+      parts.empty()
+          ? std::int64_t{0}
+          : std::accumulate(parts.begin(), parts.begin() + traits.set->rank, std::int64_t{0});
   const std::size_t skipped = bytes_of(traits, before);
   if (traits.kind == OpKind::Reducescatter) {
     std::array<const void*, SlotMemory::kMostPullers> inputs;
     for (std::size_t i = 0; i < blocks.size(); ++i) inputs[i] = blocks[i] + skipped;
     const std::array<void*, 1> outputs{output};
-    kernels::reduce(reduction_of(traits), std::span(inputs).first(blocks.size()), outputs, static_cast<std::size_t>(own));
+    kernels::reduce(reduction_of(traits), std::span(inputs).first(blocks.size()), outputs,
+                    static_cast<std::size_t>(own));
     return;
   }
   for (std::size_t turn = 0; turn < blocks.size(); ++turn) {
@@ -105,7 +116,8 @@ void PulledBlocks::pull(const BatchTraits& traits, std::int64_t count, std::span
 }
 
 void PulledBlocks::finish_reading(std::span<const std::byte* const> blocks) noexcept {
-  for (const std::byte* const block : blocks) readers_of(block).finished.fetch_add(1, std::memory_order_release);
+  for (const std::byte* const block : blocks)
+    readers_of(block).finished.fetch_add(1, std::memory_order_release);
 }
 
 }  // namespace hvd

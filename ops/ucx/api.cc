@@ -17,10 +17,12 @@ constexpr const char* kLibrary = "libucp.so.0";
 class FaultHandlersKept {
  public:
   FaultHandlersKept() {
-    for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], nullptr, &before_[i]);
+    for (std::size_t i = 0; i < kSignals.size(); ++i)
+      ::sigaction(kSignals[i], nullptr, &before_[i]);
   }
   ~FaultHandlersKept() {
-    for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before_[i], nullptr);
+    for (std::size_t i = 0; i < kSignals.size(); ++i)
+      ::sigaction(kSignals[i], &before_[i], nullptr);
   }
   FaultHandlersKept(const FaultHandlersKept&) = delete;
   FaultHandlersKept& operator=(const FaultHandlersKept&) = delete;
@@ -33,7 +35,8 @@ class FaultHandlersKept {
 template <class Function>
 void find(void* library, const char* name, Function& function, std::string& problem) {
   function = reinterpret_cast<Function>(::dlsym(library, name));
-  if (function == nullptr && problem.empty()) problem = formatted("{} has no {}: it is older than UCX 1.10", kLibrary, name);
+  if (function == nullptr && problem.empty())
+    problem = formatted("{} has no {}: it is older than UCX 1.10", kLibrary, name);
 }
 
 OpenedUcx open() {
@@ -43,7 +46,8 @@ OpenedUcx open() {
   if (library == nullptr) {
     const char* const words = ::dlerror();
     opened.problem =
-        formatted("UCX cannot be opened: {} (Debian and Ubuntu: apt-get install libucx0)", words != nullptr ? words : kLibrary);
+        formatted("UCX cannot be opened: {} (Debian and Ubuntu: apt-get install libucx0)",
+                  words != nullptr ? words : kLibrary);
     return opened;
   }
   UcxApi& api = opened.api;

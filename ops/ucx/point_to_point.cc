@@ -16,7 +16,8 @@ constexpr unsigned kChannelShift = 56;
 constexpr std::uint64_t kSenderMask = std::uint64_t{0xffffff} << kSenderShift;
 
 std::uint64_t ucx_tag(std::uint64_t channel, int sender, int tag) {
-  return channel << kChannelShift | static_cast<std::uint64_t>(sender) << kSenderShift | static_cast<std::uint32_t>(tag);
+  return channel << kChannelShift | static_cast<std::uint64_t>(sender) << kSenderShift |
+         static_cast<std::uint32_t>(tag);
 }
 
 ucp_request_param_t host_memory() {
@@ -41,7 +42,9 @@ Posted UcxPointToPoint::post(const Operation& operation, int peer, bool is_send)
   return {place + 1, peer, is_send};
 }
 
-void UcxPointToPoint::give_back(Posted& posted) { unused_.push_back(std::exchange(posted.handle, 0) - 1); }
+void UcxPointToPoint::give_back(Posted& posted) {
+  unused_.push_back(std::exchange(posted.handle, 0) - 1);
+}
 
 Posted UcxPointToPoint::send(std::span<const std::byte> bytes, int to, int tag, SendMode mode) {
   const UcxApi& api = worker_->api();
@@ -52,8 +55,9 @@ Posted UcxPointToPoint::send(std::span<const std::byte> bytes, int to, int tag, 
   operation.is_to_flush = mode == SendMode::Synchronous;
   if (!operation.is_lost) {
     const ucp_request_param_t param = host_memory();
-    operation.request =
-        take_begin(api.tag_send_nbx(endpoint, bytes.data(), bytes.size(), ucx_tag(channel_, rank(), tag), &param), operation, to);
+    operation.request = take_begin(api.tag_send_nbx(endpoint, bytes.data(), bytes.size(),
+                                                    ucx_tag(channel_, rank(), tag), &param),
+                                   operation, to);
     if (operation.request == nullptr) begin_flush(operation, to);
   }
   return post(operation, to, true);
@@ -84,17 +88,21 @@ Posted UcxPointToPoint::receive(std::span<std::byte> bytes, int from, int tag) {
   param.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
   Operation operation;
   operation.request =
-      worker_->api().tag_recv_nbx(worker_->get(), bytes.data(), bytes.size(), ucx_tag(channel_, from, tag), ~std::uint64_t{0}, &param);
+      worker_->api().tag_recv_nbx(worker_->get(), bytes.data(), bytes.size(),
+                                  ucx_tag(channel_, from, tag), ~std::uint64_t{0}, &param);
   if (UCS_PTR_IS_ERR(operation.request))
-    worker_->check(UCS_PTR_STATUS(operation.request), formatted("ucp_tag_recv_nbx from rank {}", from));
+    worker_->check(UCS_PTR_STATUS(operation.request),
+                   formatted("ucp_tag_recv_nbx from rank {}", from));
   return post(operation, from, false);
 }
 
-bool UcxPointToPoint::take_end(void*& request, ucs_status_t status, Operation& operation, const Posted& posted) {
+bool UcxPointToPoint::take_end(void*& request, ucs_status_t status, Operation& operation,
+                               const Posted& posted) {
   worker_->api().request_free(std::exchange(request, nullptr));
   if (status == UCS_OK) return true;
   if (status == UCS_ERR_MESSAGE_TRUNCATED)
-    throw BackendError(formatted("rank {} sent more bytes than rank {} expects", posted.peer, rank()));
+    throw BackendError(
+        formatted("rank {} sent more bytes than rank {} expects", posted.peer, rank()));
   worker_->lose(posted.peer, status);
   operation.is_lost = true;
   return !operation.is_needed;
@@ -105,8 +113,9 @@ bool UcxPointToPoint::is_done(Operation& operation, const Posted& posted) {
   if (operation.is_lost) return !operation.is_needed;
   if (operation.request != nullptr) {
     ucp_tag_recv_info_t info{};
-    const ucs_status_t status =
-        posted.is_send ? api.request_check_status(operation.request) : api.tag_recv_request_test(operation.request, &info);
+    const ucs_status_t status = posted.is_send
+                                    ? api.request_check_status(operation.request)
+                                    : api.tag_recv_request_test(operation.request, &info);
     if (status == UCS_INPROGRESS) return false;
     operation.bytes = info.length;
     if (!take_end(operation.request, status, operation, posted)) return false;
@@ -137,7 +146,8 @@ std::optional<Claimed> UcxPointToPoint::claim(int tag) {
   worker_->progress();
   ucp_tag_recv_info_t info{};
   constexpr int kRemove = 1;
-  ucp_tag_message_h message = worker_->api().tag_probe_nb(worker_->get(), ucx_tag(channel_, 0, tag), ~kSenderMask, kRemove, &info);
+  ucp_tag_message_h message = worker_->api().tag_probe_nb(worker_->get(), ucx_tag(channel_, 0, tag),
+                                                          ~kSenderMask, kRemove, &info);
   if (message == nullptr) {
     worker_->require_all();
     return std::nullopt;
@@ -150,10 +160,12 @@ Posted UcxPointToPoint::receive_claimed(const Claimed& claimed, std::span<std::b
   ucp_request_param_t param = host_memory();
   param.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
   Operation operation;
-  operation.request = worker_->api().tag_msg_recv_nbx(worker_->get(), bytes.data(), bytes.size(),
-                                                      reinterpret_cast<ucp_tag_message_h>(claimed.handle), &param);
+  operation.request =
+      worker_->api().tag_msg_recv_nbx(worker_->get(), bytes.data(), bytes.size(),
+                                      reinterpret_cast<ucp_tag_message_h>(claimed.handle), &param);
   if (UCS_PTR_IS_ERR(operation.request))
-    worker_->check(UCS_PTR_STATUS(operation.request), formatted("ucp_tag_msg_recv_nbx from rank {}", claimed.from));
+    worker_->check(UCS_PTR_STATUS(operation.request),
+                   formatted("ucp_tag_msg_recv_nbx from rank {}", claimed.from));
   return post(operation, claimed.from, false);
 }
 
@@ -165,7 +177,8 @@ bool UcxPointToPoint::drop(Posted& posted) noexcept {
   bool is_under_way = false;
   for (void* const request : {operation.request, operation.flush}) {
     if (request == nullptr) continue;
-    if (api.request_check_status(request) == UCS_INPROGRESS && !posted.is_send) api.request_cancel(worker_->get(), request);
+    if (api.request_check_status(request) == UCS_INPROGRESS && !posted.is_send)
+      api.request_cancel(worker_->get(), request);
     is_under_way = is_under_way || api.request_check_status(request) == UCS_INPROGRESS;
     api.request_free(request);
   }

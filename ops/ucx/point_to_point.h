@@ -1,9 +1,11 @@
 #pragma once
-/// UcxPointToPoint is UCX's PointToPoint: one of the channels of a worker, by which the messages of the backend and those of the leaders
-/// are told apart. UCX's tag has the channel, the sender and the tag of the message. With the worker's error handling UCX 1.13 has no
-/// synchronous sends: a synchronous one is done here when its connection has been flushed after it, so that none of its bytes wait in this
-/// process. A flush that begins before the send is done may end before it: UCX guarantees an order of remote memory accesses, not of tags.
-/// It throws RankFailed when a message is awaited that a rank that has gone should send or take.
+/// UcxPointToPoint is UCX's PointToPoint: one of the channels of a worker, by which the messages of
+/// the backend and those of the leaders are told apart. UCX's tag has the channel, the sender and
+/// the tag of the message. With the worker's error handling UCX 1.13 has no synchronous sends: a
+/// synchronous one is done here when its connection has been flushed after it, so that none of its
+/// bytes wait in this process. A flush that begins before the send is done may end before it: UCX
+/// guarantees an order of remote memory accesses, not of tags. It throws RankFailed when a message
+/// is awaited that a rank that has gone should send or take.
 // Tested in tests/ops/p2p/transport_test.cc, tests/ops/p2p/backend_test.cc
 
 #include <memory>
@@ -16,7 +18,8 @@ namespace hvd {
 
 class UcxPointToPoint final : public PointToPoint {
  public:
-  UcxPointToPoint(std::shared_ptr<UcxWorker> worker, unsigned channel) : worker_(std::move(worker)), channel_(channel) {}
+  UcxPointToPoint(std::shared_ptr<UcxWorker> worker, unsigned channel)
+      : worker_(std::move(worker)), channel_(channel) {}
 
   std::string_view name() const override { return "ucx"; }
   int rank() const override { return worker_->rank(); }
@@ -48,7 +51,8 @@ class UcxPointToPoint final : public PointToPoint {
   void begin_flush(Operation& operation, int peer);
   [[nodiscard]] bool is_done(Operation& operation, const Posted& posted);
   /// Takes the end of a request. Returns whether that is as good as a good one.
-  [[nodiscard]] bool take_end(void*& request, ucs_status_t status, Operation& operation, const Posted& posted);
+  [[nodiscard]] bool take_end(void*& request, ucs_status_t status, Operation& operation,
+                              const Posted& posted);
   void give_back(Posted& posted);
 
   std::shared_ptr<UcxWorker> worker_;

@@ -26,7 +26,8 @@ constexpr std::chrono::seconds kPatience{60};
 
 using Allgather = std::function<std::vector<Bytes>(const Bytes&)>;
 
-/// Makes the endpoints of all ranks. Returns what UCX says of one that it cannot make, or an empty text.
+/// Makes the endpoints of all ranks. Returns what UCX says of one that it cannot make, or an empty
+/// text.
 std::string find_ways(UcxWorker& worker, int size) {
   std::string problem;
   for (int rank = 0; rank < size; ++rank) try {
@@ -37,8 +38,8 @@ std::string find_ways(UcxWorker& worker, int size) {
   return problem;
 }
 
-/// Throws, on all ranks alike, the first problem that one has. A rank that has ended is not reached either: then that is thrown, by the
-/// second exchange where it has ended after the first.
+/// Throws, on all ranks alike, the first problem that one has. A rank that has ended is not reached
+/// either: then that is thrown, by the second exchange where it has ended after the first.
 void agree(const std::string& problem, const Allgather& allgather) {
   for (const Bytes& said : allgather(Writer().put_string(problem).take())) {
     std::string text = Reader(said).get_string();
@@ -48,8 +49,9 @@ void agree(const std::string& problem, const Allgather& allgather) {
   }
 }
 
-/// Says a word to each rank, and hears one of each: then connections stand in both directions. One that is still being made when the other
-/// end goes ends the process in UCX 1.13 (an assertion, wireup_ep.c:241). Goes on with the others where one is lost. Returns what is wrong.
+/// Says a word to each rank, and hears one of each: then connections stand in both directions. One
+/// that is still being made when the other end goes ends the process in UCX 1.13 (an assertion,
+/// wireup_ep.c:241). Goes on with the others where one is lost. Returns what is wrong.
 std::string connect(const std::shared_ptr<UcxWorker>& worker, int size) {
   UcxPointToPoint wire(worker, kFirstWordsChannel);
   struct Words {
@@ -62,20 +64,24 @@ std::string connect(const std::shared_ptr<UcxWorker>& worker, int size) {
   std::vector<Posted> posted;
   for (int rank = 0; rank < size; ++rank) {
     if (rank == worker->rank()) continue;
-    posted.push_back(wire.receive(std::span(words->heard).subspan(static_cast<std::size_t>(rank), 1), rank, 0));
+    posted.push_back(
+        wire.receive(std::span(words->heard).subspan(static_cast<std::size_t>(rank), 1), rank, 0));
     posted.push_back(wire.send({&words->mine, 1}, rank, 0, SendMode::Ordinary));
   }
   std::string problem;
   const auto give_up = [&](Posted& one, std::string_view what) {
     if (problem.empty())
-      problem = formatted("hvd::init(): UCX {} between rank {} and rank {}; UCX_NET_DEVICES and UCX_TLS must allow a way that both have",
-                          what, worker->rank(), one.peer);
+      problem = formatted(
+          "hvd::init(): UCX {} between rank {} and rank {}; UCX_NET_DEVICES and UCX_TLS must allow "
+          "a way that both have",
+          what, worker->rank(), one.peer);
     static_cast<void>(wire.drop(one));
   };
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   const auto is_missing = [](const Posted& one) { return one.handle != 0; };
   std::vector<Finished> finished;
-  while (std::any_of(posted.begin(), posted.end(), is_missing) || (problem.empty() && !wire.flush())) {
+  while (std::any_of(posted.begin(), posted.end(), is_missing) ||
+         (problem.empty() && !wire.flush())) {
     finished.clear();
     const bool is_late = std::chrono::steady_clock::now() > deadline;
     for (Posted& one : posted) {
@@ -88,7 +94,8 @@ std::string connect(const std::shared_ptr<UcxWorker>& worker, int size) {
     } catch (const RankFailed&) {
       continue;  // since the look above
     }
-    if (is_late && problem.empty()) problem = formatted("hvd::init(): UCX does not send what rank {} says", worker->rank());
+    if (is_late && problem.empty())
+      problem = formatted("hvd::init(): UCX does not send what rank {} says", worker->rank());
     if (is_late) break;
     std::this_thread::yield();
   }
@@ -108,7 +115,9 @@ MakePointToPoint open_ucx(int rank, int size, const Allgather& allgather) {
     agree(find_ways(*worker, size), allgather);
     agree(connect(worker, size), allgather);
   }
-  return [worker, channel = 0U]() mutable { return std::make_unique<UcxPointToPoint>(worker, channel++); };
+  return [worker, channel = 0U]() mutable {
+    return std::make_unique<UcxPointToPoint>(worker, channel++);
+  };
 }
 
 }  // namespace hvd
@@ -119,7 +128,8 @@ namespace hvd {
 
 std::string why_no_ucx() { return "hvd was built without UCX (libucx-dev)"; }
 
-MakePointToPoint open_ucx(int /*rank*/, int /*size*/, const std::function<std::vector<Bytes>(const Bytes&)>& /*allgather*/) {
+MakePointToPoint open_ucx(int /*rank*/, int /*size*/,
+                          const std::function<std::vector<Bytes>(const Bytes&)>& /*allgather*/) {
   throw BackendError(why_no_ucx());
 }
 

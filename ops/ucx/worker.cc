@@ -21,19 +21,23 @@ constexpr const char* kLogLevel = "LOG_LEVEL";
 constexpr unsigned kMajor = 1;
 constexpr unsigned kLastMinorWithPuts = 13;
 constexpr unsigned kFirstMinorWithNegation = 11;  // of transports: "^sm"
-constexpr int kMostSteps = 8;                     // of progress at once, so that who has much to receive comes to what it has received
+// of progress at once, so that who has much to receive comes to what it has received
+constexpr int kMostSteps = 8;
 
 struct Version {
   unsigned major = 0, minor = 0, release = 0;
 };
 
-/// UCX 1.13 may end the process when a rank dies in the middle of a put over TCP ("tcp_ep.c:939 Assertion `ep->flags &
-/// UCT_TCP_EP_FLAG_PUT_TX_WAITING_ACK' failed"). This is its name for UCX_TCP_PUT_ENABLE; later versions have others.
+/// UCX 1.13 may end the process when a rank dies in the middle of a put over TCP ("tcp_ep.c:939
+/// Assertion `ep->flags & UCT_TCP_EP_FLAG_PUT_TX_WAITING_ACK' failed"). This is its name for
+/// UCX_TCP_PUT_ENABLE; later versions have others.
 void avoid_puts(const UcxApi& api, const Version& version, ucp_config_t* config) {
-  if (version.major == kMajor && version.minor <= kLastMinorWithPuts) static_cast<void>(api.config_modify(config, "PUT_ENABLE", "n"));
+  if (version.major == kMajor && version.minor <= kLastMinorWithPuts)
+    static_cast<void>(api.config_modify(config, "PUT_ENABLE", "n"));
 }
 
-/// Returns whether nobody has said, in the environment or in UCX's file, which transports may be used.
+/// Returns whether nobody has said, in the environment or in UCX's file, which transports may be
+/// used.
 bool is_free_to_choose(const UcxApi& api, const ucp_config_t* config) {
   char* text = nullptr;
   std::size_t bytes = 0;
@@ -41,21 +45,24 @@ bool is_free_to_choose(const UcxApi& api, const ucp_config_t* config) {
   if (printed == nullptr) return false;
   api.config_print(config, printed, nullptr, UCS_CONFIG_PRINT_CONFIG);
   const bool is_closed = std::fclose(printed) == 0;
-  const bool is_free = is_closed && std::string_view(text, bytes).find("UCX_TLS=all\n") != std::string_view::npos;
+  const bool is_free =
+      is_closed && std::string_view(text, bytes).find("UCX_TLS=all\n") != std::string_view::npos;
   std::free(text);
   return is_free;
 }
 
-/// Each worker would take 4 MiB of /dev/shm, and not begin where there is no room, for transports that no connection with error handling
-/// uses. The 64 MiB of a container would do for fifteen.
+/// Each worker would take 4 MiB of /dev/shm, and not begin where there is no room, for transports
+/// that no connection with error handling uses. The 64 MiB of a container would do for fifteen.
 void avoid_shared_memory(const UcxApi& api, const Version& version, ucp_config_t* config) {
   const bool can_leave_out = version.major > kMajor || version.minor >= kFirstMinorWithNegation;
-  if (can_leave_out && is_free_to_choose(api, config)) static_cast<void>(api.config_modify(config, "TLS", "^sm"));
+  if (can_leave_out && is_free_to_choose(api, config))
+    static_cast<void>(api.config_modify(config, "TLS", "^sm"));
 }
 
 }  // namespace
 
-UcxWorker::UcxWorker(const UcxApi& api, int rank, int size) : api_(api), rank_(rank), peers_(static_cast<std::size_t>(size)) {
+UcxWorker::UcxWorker(const UcxApi& api, int rank, int size)
+    : api_(api), rank_(rank), peers_(static_cast<std::size_t>(size)) {
   for (Peer& peer : peers_) peer.worker = this;
   ucp_config_t* config = nullptr;
   check(api_.config_read(nullptr, nullptr, &config), "ucp_config_read");
@@ -64,11 +71,13 @@ UcxWorker::UcxWorker(const UcxApi& api, int rank, int size) : api_(api), rank_(r
   avoid_puts(api_, version, config);
   avoid_shared_memory(api_, version, config);
   ucp_params_t params{};
-  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
+  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED |
+                      UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
   params.features = UCP_FEATURE_TAG;
   params.mt_workers_shared = 0;
   params.estimated_num_eps = peers_.size();
-  const ucs_status_t status = api_.init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
+  const ucs_status_t status =
+      api_.init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
   api_.config_release(config);
   check(status, "ucp_init");
   ucp_worker_params_t of_worker{};
@@ -85,14 +94,16 @@ void UcxWorker::be_quiet() {
   std::array<char, 32> level{};
   if (api_.get_global_option(kLogLevel, level.data(), level.size()) != UCS_OK) return;
   const std::string_view said = level.data();
-  is_quiet_ = (said == "WARN" || said == "warn") && api_.set_global_option(kLogLevel, "fatal") == UCS_OK;
+  is_quiet_ =
+      (said == "WARN" || said == "warn") && api_.set_global_option(kLogLevel, "fatal") == UCS_OK;
 }
 
 UcxWorker::~UcxWorker() {
   close_endpoints();
   api_.worker_destroy(worker_);
   api_.cleanup(context_);
-  if (is_quiet_) api_.set_global_option(kLogLevel, "warn");  // others of this process may use UCX too
+  // others of this process may use UCX too
+  if (is_quiet_) api_.set_global_option(kLogLevel, "warn");
 }
 
 void UcxWorker::keep(std::shared_ptr<void> memory) noexcept {
@@ -116,7 +127,8 @@ void UcxWorker::close_endpoints() noexcept {
   }
   const auto deadline = Clock::now() + kPatienceAtEnd;
   for (const ucs_status_ptr_t request : closing) {
-    while (api_.request_check_status(request) == UCS_INPROGRESS && Clock::now() < deadline) api_.worker_progress(worker_);
+    while (api_.request_check_status(request) == UCS_INPROGRESS && Clock::now() < deadline)
+      api_.worker_progress(worker_);
     api_.request_free(request);
   }
 }
@@ -132,7 +144,8 @@ Bytes UcxWorker::address() const {
 }
 
 void UcxWorker::learn(std::vector<Bytes> addresses) {
-  for (std::size_t rank = 0; rank < peers_.size(); ++rank) peers_[rank].address = std::move(addresses.at(rank));
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank)
+    peers_[rank].address = std::move(addresses.at(rank));
 }
 
 ucp_ep_h UcxWorker::endpoint(int rank) {
@@ -140,8 +153,8 @@ ucp_ep_h UcxWorker::endpoint(int rank) {
   if (peer.is_lost) return nullptr;
   if (peer.endpoint != nullptr) return peer.endpoint;
   ucp_ep_params_t params{};
-  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER |
-                      UCP_EP_PARAM_FIELD_USER_DATA;
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_USER_DATA;
   params.address = reinterpret_cast<const ucp_address_t*>(peer.address.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = &UcxWorker::lose_endpoint;
@@ -149,8 +162,10 @@ ucp_ep_h UcxWorker::endpoint(int rank) {
   const ucs_status_t status = api_.ep_create(worker_, &params, &peer.endpoint);
   if (status != UCS_OK) {
     peer.endpoint = nullptr;
-    throw BackendError(formatted("UCX finds no way from rank {} to rank {}: {}; UCX_NET_DEVICES and UCX_TLS must allow one that both have",
-                                 rank_, rank, api_.status_string(status)));
+    throw BackendError(
+        formatted("UCX finds no way from rank {} to rank {}: {}; UCX_NET_DEVICES and UCX_TLS must "
+                  "allow one that both have",
+                  rank_, rank, api_.status_string(status)));
   }
   return peer.endpoint;
 }
@@ -167,7 +182,8 @@ bool UcxWorker::flush() {
   if (flushing_ == nullptr) {
     const ucp_request_param_t param{};
     flushing_ = api_.worker_flush_nbx(worker_, &param);
-    if (!UCS_PTR_IS_PTR(flushing_)) {  // done, or a connection is lost, over which nothing will leave
+    // done, or a connection is lost, over which nothing will leave
+    if (!UCS_PTR_IS_PTR(flushing_)) {
       flushing_ = nullptr;
       return true;
     }
@@ -183,7 +199,9 @@ void UcxWorker::lose_endpoint(void* peer, ucp_ep_h /*endpoint*/, ucs_status_t st
   lost.worker->lose(lost, status);
 }
 
-void UcxWorker::lose(int rank, ucs_status_t status) { lose(peers_[static_cast<std::size_t>(rank)], status); }
+void UcxWorker::lose(int rank, ucs_status_t status) {
+  lose(peers_[static_cast<std::size_t>(rank)], status);
+}
 
 void UcxWorker::lose(Peer& peer, ucs_status_t status) {
   if (peer.is_lost) return;
@@ -201,8 +219,9 @@ void UcxWorker::require(int rank) {
   if (!any_lost_ || !is_given_up(rank)) return;
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
   peer.is_told = true;
-  throw RankFailed(formatted("rank {} has ended, or cannot be reached any more by rank {}: UCX says '{}'", rank, rank_,
-                             api_.status_string(peer.status)));
+  throw RankFailed(
+      formatted("rank {} has ended, or cannot be reached any more by rank {}: UCX says '{}'", rank,
+                rank_, api_.status_string(peer.status)));
 }
 
 void UcxWorker::require_all() {
@@ -212,7 +231,8 @@ void UcxWorker::require_all() {
 }
 
 void UcxWorker::check(ucs_status_t status, std::string_view call) const {
-  if (status != UCS_OK) throw BackendError(formatted("{} on rank {}: {}", call, rank_, api_.status_string(status)));
+  if (status != UCS_OK)
+    throw BackendError(formatted("{} on rank {}: {}", call, rank_, api_.status_string(status)));
 }
 
 }  // namespace hvd

@@ -1,8 +1,10 @@
 #pragma once
-/// UcxWorker is this rank's end of the wire: it owns UCX's context and worker, and an endpoint for each rank that it has to do with. It
-/// knows which ranks have gone: UCX says so of a connection that ends, or that nobody answers any more. A rank also goes when its world has
-/// failed, and may then be the first of which that is heard here; so a loss is an error only after a second, in which the leaders can say
-/// why. One thread at a time. It fails with BackendError that has UCX's words, and with RankFailed.
+/// UcxWorker is this rank's end of the wire: it owns UCX's context and worker, and an endpoint for
+/// each rank that it has to do with. It knows which ranks have gone: UCX says so of a connection
+/// that ends, or that nobody answers any more. A rank also goes when its world has failed, and may
+/// then be the first of which that is heard here; so a loss is an error only after a second, in
+/// which the leaders can say why. One thread at a time. It fails with BackendError that has UCX's
+/// words, and with RankFailed.
 // Tested in tests/ops/p2p/transport_test.cc, tests/hvd/engine/leavers_mpi_test.cc
 
 #include <chrono>
@@ -47,7 +49,8 @@ class UcxWorker {
   [[nodiscard]] bool is_given_up(int rank) const;
   /// Throws RankFailed if it has.
   void require(int rank);
-  /// Does so for any rank that nothing has been thrown for: afterwards the messages of the others matter all the more.
+  /// Does so for any rank that nothing has been thrown for: afterwards the messages of the others
+  /// matter all the more.
   void require_all();
   /// Throws BackendError unless `status` is good.
   void check(ucs_status_t status, std::string_view call) const;
@@ -63,8 +66,9 @@ class UcxWorker {
     ucs_status_t status = UCS_OK;
     Clock::time_point since;
   };
-  /// From now on errors are thrown, and what UCX would print of them besides, and of connections that end, is left out; unless
-  /// UCX_LOG_LEVEL asks for it. What is wrong with the configuration has been printed.
+  /// From now on errors are thrown, and what UCX would print of them besides, and of connections
+  /// that end, is left out; unless UCX_LOG_LEVEL asks for it. What is wrong with the configuration
+  /// has been printed.
   void be_quiet();
   static void lose_endpoint(void* peer, ucp_ep_h endpoint, ucs_status_t status);
   void lose(Peer& peer, ucs_status_t status);

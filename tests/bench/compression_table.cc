@@ -1,6 +1,7 @@
-// This program measures what the lossy compressions cost and save: it trains a small convolutional network on synthetic images once with
-// each, from the same start on the same batches. It prints a Markdown table: loss and accuracy at a third, two thirds and the end, and the
-// bytes that each rank sends per step, if each collective sends as few as it can.
+// This program measures what the lossy compressions cost and save: it trains a small convolutional
+// network on synthetic images once with each, from the same start on the same batches. It prints a
+// Markdown table: loss and accuracy at a third, two thirds and the end, and the bytes that each
+// rank sends per step, if each collective sends as few as it can.
 //   mpirun -np 4 compression_table [--steps N] [--batch-size N] [--lr R] [--seed N]
 // Exit codes: 0 done, 1 failed, 2 wrong options.
 #include <fmt/format.h>
@@ -32,9 +33,12 @@ struct Way {
 torch::nn::Sequential make_model(const Options& options) {
   torch::manual_seed(options.seed);
   using namespace torch::nn;
-  const auto convolution = [](int in, int out) { return Conv2d(Conv2dOptions(in, out, 3).stride(2).padding(1).bias(false)); };
-  return Sequential(convolution(3, 32), BatchNorm2d(32), ReLU(), convolution(32, 64), BatchNorm2d(64), ReLU(), convolution(64, 128),
-                    BatchNorm2d(128), ReLU(), Flatten(), Linear(128 * 4 * 4, 128), ReLU(), Linear(128, 10));
+  const auto convolution = [](int in, int out) {
+    return Conv2d(Conv2dOptions(in, out, 3).stride(2).padding(1).bias(false));
+  };
+  return Sequential(convolution(3, 32), BatchNorm2d(32), ReLU(), convolution(32, 64),
+                    BatchNorm2d(64), ReLU(), convolution(64, 128), BatchNorm2d(128), ReLU(),
+                    Flatten(), Linear(128 * 4 * 4, 128), ReLU(), Linear(128, 10));
 }
 
 hvd::Evaluation evaluate(torch::nn::Sequential& model, const examples::Dataset& data) {
@@ -42,7 +46,8 @@ hvd::Evaluation evaluate(torch::nn::Sequential& model, const examples::Dataset& 
   model->eval();
   // Batch norm's statistics are of each rank's images; all ranks test the first rank's model.
   for (auto& buffer : model->buffers()) hvd::broadcast_(buffer, {.root_rank = 0});
-  const auto batch = examples::make_batch(data, data.test, hvd::evaluation_share(static_cast<std::size_t>(data.test.size())));
+  const auto batch = examples::make_batch(
+      data, data.test, hvd::evaluation_share(static_cast<std::size_t>(data.test.size())));
   hvd::EvaluationTally tally;
   tally.add(model->forward(batch.data), batch.target);
   model->train();
@@ -52,7 +57,8 @@ hvd::Evaluation evaluate(torch::nn::Sequential& model, const examples::Dataset& 
 std::string run(const Way& way, const Options& options, const examples::Dataset& data) {
   auto model = make_model(options);
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(options.rate).momentum(0.9));
-  hvd::DistributedOptimizer optimizer(sgd, model->named_parameters(), {.compression = way.compression});
+  hvd::DistributedOptimizer optimizer(sgd, model->named_parameters(),
+                                      {.compression = way.compression});
   hvd::ElasticSampler sampler(static_cast<std::size_t>(data.train.size()), true, options.seed);
   std::string row = fmt::format("| {} |", way.name);
   for (int step = 0; step < options.steps; ++step) {
@@ -69,7 +75,8 @@ std::string run(const Way& way, const Options& options, const examples::Dataset&
     const auto result = evaluate(model, data);
     row += fmt::format(" {:.3f}, {:.1f} % |", result.loss, 100 * result.top1);
   }
-  return row + fmt::format(" {:.0f} KiB |", static_cast<double>(optimizer.bytes_sent()) / options.steps / 1024);
+  return row + fmt::format(" {:.0f} KiB |",
+                           static_cast<double>(optimizer.bytes_sent()) / options.steps / 1024);
 }
 
 int compare(const Options& options) {
@@ -84,9 +91,11 @@ int compare(const Options& options) {
                               {"powersgd(1)", hvd::Compression::powersgd(1)}};
   if (hvd::rank() == 0)
     fmt::print(
-        "{} ranks, batch {} each, SGD with momentum 0.9, learning rate {}: test loss, accuracy after so many steps\n\n"
+        "{} ranks, batch {} each, SGD with momentum 0.9, learning rate {}: test loss, accuracy "
+        "after so many steps\n\n"
         "| compression | {} | {} | {} | sent per step and rank |\n|---|---|---|---|---|\n",
-        hvd::size(), options.batch, options.rate, options.steps / 3, options.steps * 2 / 3, options.steps);
+        hvd::size(), options.batch, options.rate, options.steps / 3, options.steps * 2 / 3,
+        options.steps);
   for (const auto& way : ways) {
     const std::string row = run(way, options, data);
     if (hvd::rank() == 0) fmt::print("{}\n", row);
@@ -98,16 +107,20 @@ int compare(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Trains a small network once with each compression, and prints a table.", "compression_table");
+  CLI::App app("Trains a small network once with each compression, and prints a table.",
+               "compression_table");
   Options options;
-  app.add_option("--steps", options.steps, "Steps of each (default 180)")->check(CLI::Range(3, 1'000'000));
-  app.add_option("--batch-size", options.batch, "Images per rank (default 16)")->check(CLI::Range(2, 1000));
+  app.add_option("--steps", options.steps, "Steps of each (default 180)")
+      ->check(CLI::Range(3, 1'000'000));
+  app.add_option("--batch-size", options.batch, "Images per rank (default 16)")
+      ->check(CLI::Range(2, 1000));
   app.add_option("--lr", options.rate, "Learning rate (default 0.05)")->check(CLI::PositiveNumber);
   app.add_option("--seed", options.seed, "Of weights and order (default 1)");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return hvd::launcher_hints().rank.value_or(0) == 0 ? (app.exit(error) == 0 ? 0 : 2) : (error.get_exit_code() == 0 ? 0 : 2);
+    return hvd::launcher_hints().rank.value_or(0) == 0 ? (app.exit(error) == 0 ? 0 : 2)
+                                                       : (error.get_exit_code() == 0 ? 0 : 2);
   }
   try {
     hvd::init();

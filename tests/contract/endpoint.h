@@ -1,6 +1,6 @@
 #pragma once
-/// The way by which a case reaches the library: an engine of a world of threads, or the front door of hvd/hvd.h. A endpoint
-/// belongs to one rank; its calls throw what the library throws.
+/// The way by which a case reaches the library: an engine of a world of threads, or the front door
+/// of hvd/hvd.h. A endpoint belongs to one rank; its calls throw what the library throws.
 
 #include <cstddef>
 #include <functional>
@@ -14,7 +14,8 @@
 
 namespace hvd::contract {
 
-/// Memory of the caller's. `output` is only looked at by allreduce and broadcast, and where the call is `into` it.
+/// Memory of the caller's. `output` is only looked at by allreduce and broadcast, and where the
+/// call is `into` it.
 struct Tensor {
   DataType dtype = DataType::Float32;
   Shape shape;
@@ -35,7 +36,8 @@ struct Call {
   Device device;
   std::vector<Tensor> tensors;
   std::vector<std::int64_t> splits;
-  bool into = false;  ///< Allgather, Alltoall, Reducescatter of one tensor: the result goes to its output
+  bool into =
+      false;  ///< Allgather, Alltoall, Reducescatter of one tensor: the result goes to its output
 };
 
 /// What an operation that makes its own output returns for a tensor.
@@ -67,7 +69,9 @@ class Endpoint {
  public:
   virtual ~Endpoint() = default;
   /// Of an allreduce, or of a call `into` memory. The front door's only.
-  virtual Again describe(const Call& /*call*/) { throw std::logic_error("persistent operations are the front door's"); }
+  virtual Again describe(const Call& /*call*/) {
+    throw std::logic_error("persistent operations are the front door's");
+  }
   /// The asynchronous form, and the one that waits at once.
   virtual Wait start(const Call& call) = 0;
   virtual Results run(const Call& call) = 0;
@@ -75,7 +79,8 @@ class Endpoint {
   virtual void remove_set(int set) = 0;
   virtual int join(int set) = 0;
   virtual void barrier(int set) = 0;
-  /// Of what was started, a call waits; of a recv it returns the rank that the message came from, as `recv` does.
+  /// Of what was started, a call waits; of a recv it returns the rank that the message came from,
+  /// as `recv` does.
   virtual void send(const Letter& letter) = 0;
   virtual int recv(const Letter& letter) = 0;
   virtual std::function<void()> start_send(const Letter& letter) = 0;
@@ -94,7 +99,8 @@ class Endpoint {
 /// A submission that waits for nothing: Join while the caller goes on.
 std::function<int()> start_join(Engine& engine, int set);
 
-std::unique_ptr<Endpoint> make_engine_door(Engine& engine, std::function<std::shared_ptr<void>(std::size_t)> allocate);
+std::unique_ptr<Endpoint> make_engine_door(
+    Engine& engine, std::function<std::shared_ptr<void>(std::size_t)> allocate);
 /// Of the world that hvd::init() has made.
 std::unique_ptr<Endpoint> make_front_door();
 

@@ -1,4 +1,5 @@
-// The endpoint of a world of threads: what hvd/api/hvd.cc does, for an engine that is not the process's own.
+// The endpoint of a world of threads: what hvd/api/hvd.cc does, for an engine that is not the
+// process's own.
 
 #include <algorithm>
 #include <utility>
@@ -22,21 +23,25 @@ Submission submission_of(const Call& call, const std::shared_ptr<Results>& resul
   submission.device = call.device;
   const bool own_output = call.kind == OpKind::Allreduce || call.kind == OpKind::Broadcast;
   for (const Tensor& tensor : call.tensors) {
-    submission.tensors.push_back(
-        {tensor.input, own_output ? tensor.output : nullptr, tensor.dtype, tensor.shape, nullptr, true, call.splits});
+    submission.tensors.push_back({tensor.input, own_output ? tensor.output : nullptr, tensor.dtype,
+                                  tensor.shape, nullptr, true, call.splits});
     results->push_back({{}, tensor.shape, {}});
   }
   if (own_output) return submission;
   if (call.into) {
     // Of a reducescatter every rank knows by itself how many rows come.
-    if (call.kind != OpKind::Reducescatter) submission.tensors.front().output_rows = call.tensors.front().output_rows;
-    submission.allocate = [to = call.tensors.front().output](std::size_t, std::int64_t) { return to; };
+    if (call.kind != OpKind::Reducescatter)
+      submission.tensors.front().output_rows = call.tensors.front().output_rows;
+    submission.allocate = [to = call.tensors.front().output](std::size_t, std::int64_t) {
+      return to;
+    };
     return submission;
   }
   submission.allocate = [results, call](std::size_t index, std::int64_t rows) {
     Made& made = results->at(index);
     made.shape.front() = rows;
-    made.data.resize(static_cast<std::size_t>(element_count(made.shape)) * element_bytes(call.tensors[index].dtype));
+    made.data.resize(static_cast<std::size_t>(element_count(made.shape)) *
+                     element_bytes(call.tensors[index].dtype));
     return static_cast<void*>(made.data.data());
   };
   return submission;
@@ -69,7 +74,9 @@ class EngineEndpoint final : public Endpoint {
   void send(const Letter& letter) override { engine_.peer_calls().send(call_of(letter)); }
   int recv(const Letter& letter) override { return engine_.peer_calls().receive(call_of(letter)); }
   std::function<void()> start_send(const Letter& letter) override {
-    return [this, pending = engine_.peer_calls().start_send(call_of(letter))] { engine_.wait(*pending); };
+    return [this, pending = engine_.peer_calls().start_send(call_of(letter))] {
+      engine_.wait(*pending);
+    };
   }
   std::function<int()> start_recv(const Letter& letter) override {
     return [this, pending = engine_.peer_calls().start_receive(call_of(letter))] {
@@ -77,18 +84,28 @@ class EngineEndpoint final : public Endpoint {
       return static_cast<int>(pending->value);
     };
   }
-  std::shared_ptr<void> allocate_shared(std::size_t bytes) override { return allocate_ ? allocate_(bytes) : nullptr; }
+  std::shared_ptr<void> allocate_shared(std::size_t bytes) override {
+    return allocate_ ? allocate_(bytes) : nullptr;
+  }
   void shutdown() override { engine_.shutdown(); }
   Engine& engine() override { return engine_; }
 
  private:
   static PeerCall call_of(const Letter& letter) {
-    return {letter.memory, letter.memory, letter.dtype, element_count(letter.shape), letter.peer, letter.tag, {}};
+    return {letter.memory,
+            letter.memory,
+            letter.dtype,
+            element_count(letter.shape),
+            letter.peer,
+            letter.tag,
+            {}};
   }
   Wait submitted(Call call, After after) {
-    if (call.kind == OpKind::Alltoall && call.splits.empty() && !call.tensors.front().shape.empty()) {
+    if (call.kind == OpKind::Alltoall && call.splits.empty() &&
+        !call.tensors.front().shape.empty()) {
       const auto ranks = engine_.negotiator().sets().info(call.set).ranks.size();
-      call.splits = even_splits(call.tensors.front().shape.front(), static_cast<int>(ranks), call.name);
+      call.splits =
+          even_splits(call.tensors.front().shape.front(), static_cast<int>(ranks), call.name);
     }
     auto results = std::make_shared<Results>();
     auto pending = engine_.submit(submission_of(call, results), after);
@@ -118,7 +135,8 @@ class EngineEndpoint final : public Endpoint {
 bool Endpoint::supports(OpKind kind, DataType dtype, ReduceOp op, Device device) {
   const BatchTraits traits{kind, dtype, op, device, 1, 1, 0, &engine().negotiator().sets().info(0)};
   const auto& backends = engine().backends();
-  return std::any_of(backends.begin(), backends.end(), [&](const auto& backend) { return backend->supports(traits); });
+  return std::any_of(backends.begin(), backends.end(),
+                     [&](const auto& backend) { return backend->supports(traits); });
 }
 
 std::function<int()> start_join(Engine& engine, int set) {
@@ -133,7 +151,8 @@ std::function<int()> start_join(Engine& engine, int set) {
   };
 }
 
-std::unique_ptr<Endpoint> make_engine_door(Engine& engine, std::function<std::shared_ptr<void>(std::size_t)> allocate) {
+std::unique_ptr<Endpoint> make_engine_door(
+    Engine& engine, std::function<std::shared_ptr<void>(std::size_t)> allocate) {
   return std::make_unique<EngineEndpoint>(engine, std::move(allocate));
 }
 

@@ -1,4 +1,5 @@
-// The front door: each call by the function of hvd/hvd.h that a user would call, grouped where there are several tensors.
+// The front door: each call by the function of hvd/hvd.h that a user would call, grouped where
+// there are several tensors.
 
 #include "hvd/hvd.h"
 
@@ -13,12 +14,16 @@ namespace {
 std::vector<Buffer> buffers(const Call& call, bool outputs) {
   std::vector<Buffer> list;
   for (const Tensor& tensor : call.tensors)
-    list.push_back({outputs ? tensor.output : tensor.input, tensor.dtype, tensor.shape, call.device});
+    list.push_back(
+        {outputs ? tensor.output : tensor.input, tensor.dtype, tensor.shape, call.device});
   return list;
 }
 
 Made made(Gathered gathered) { return {std::move(gathered.data), std::move(gathered.shape), {}}; }
-Made made(Exchanged exchanged) { return {std::move(exchanged.data), std::move(exchanged.shape), std::move(exchanged.received_splits)}; }
+Made made(Exchanged exchanged) {
+  return {std::move(exchanged.data), std::move(exchanged.shape),
+          std::move(exchanged.received_splits)};
+}
 template <class T>
 Results results(std::vector<T> list) {
   Results all;
@@ -27,12 +32,19 @@ Results results(std::vector<T> list) {
 }
 
 AllreduceOptions allreduce_options(const Call& call) {
-  return {call.name, call.op, call.prescale, call.postscale, ProcessSet(call.set), Compression::none()};
+  return {call.name,          call.op, call.prescale, call.postscale, ProcessSet(call.set),
+          Compression::none()};
 }
-ReducescatterOptions scatter_options(const Call& call) { return {call.name, call.op, call.prescale, call.postscale, ProcessSet(call.set)}; }
+ReducescatterOptions scatter_options(const Call& call) {
+  return {call.name, call.op, call.prescale, call.postscale, ProcessSet(call.set)};
+}
 AllgatherOptions gather_options(const Call& call) { return {call.name, ProcessSet(call.set)}; }
-AlltoallBufferOptions exchange_options(const Call& call) { return {call.name, call.splits, ProcessSet(call.set)}; }
-BroadcastOptions broadcast_options(const Call& call) { return {call.name, call.root, ProcessSet(call.set)}; }
+AlltoallBufferOptions exchange_options(const Call& call) {
+  return {call.name, call.splits, ProcessSet(call.set)};
+}
+BroadcastOptions broadcast_options(const Call& call) {
+  return {call.name, call.root, ProcessSet(call.set)};
+}
 
 template <class T>
 Wait one(Handle<T> handle) {
@@ -57,13 +69,18 @@ Buffer output_of(const Call& call) {
 }
 Wait start_into(const Call& call, const Buffer& input) {
   const Buffer output = output_of(call);
-  if (call.kind == OpKind::Allgather) return nothing(allgather_into_async(output, input, gather_options(call)));
-  if (call.kind == OpKind::Reducescatter) return nothing(reducescatter_into_async(output, input, scatter_options(call)));
-  return [handle = alltoall_into_async(output, input, exchange_options(call))] { return Results{{{}, {}, handle.wait()}}; };
+  if (call.kind == OpKind::Allgather)
+    return nothing(allgather_into_async(output, input, gather_options(call)));
+  if (call.kind == OpKind::Reducescatter)
+    return nothing(reducescatter_into_async(output, input, scatter_options(call)));
+  return [handle = alltoall_into_async(output, input, exchange_options(call))] {
+    return Results{{{}, {}, handle.wait()}};
+  };
 }
 Results run_into(const Call& call, const Buffer& input) {
   const Buffer output = output_of(call);
-  if (call.kind == OpKind::Alltoall) return {{{}, {}, alltoall_into(output, input, exchange_options(call))}};
+  if (call.kind == OpKind::Alltoall)
+    return {{{}, {}, alltoall_into(output, input, exchange_options(call))}};
   call.kind == OpKind::Allgather ? allgather_into(output, input, gather_options(call))
                                  : reducescatter_into(output, input, scatter_options(call));
   return {};
@@ -84,9 +101,11 @@ Again again(PersistentHandle<void> made) {
 Buffer buffer_of(const Letter& letter) { return {letter.memory, letter.dtype, letter.shape}; }
 PeerOptions options_of(const Letter& letter) { return {letter.peer, letter.tag}; }
 
-/// The front door refuses buffers on a GPU whose results it would have to make: these go through the engine, as tensors do.
+/// The front door refuses buffers on a GPU whose results it would have to make: these go through
+/// the engine, as tensors do.
 bool is_for_tensors(const Call& call) {
-  return call.device != Device() && !call.into && call.kind != OpKind::Allreduce && call.kind != OpKind::Broadcast;
+  return call.device != Device() && !call.into && call.kind != OpKind::Allreduce &&
+         call.kind != OpKind::Broadcast;
 }
 
 class FrontEndpoint final : public Endpoint {
@@ -123,7 +142,8 @@ class FrontEndpoint final : public Endpoint {
     switch (call.kind) {
       case OpKind::Allreduce: {
         const auto outputs = buffers(call, true);
-        single ? allreduce(inputs[0], outputs[0], allreduce_options(call)) : grouped_allreduce(inputs, outputs, allreduce_options(call));
+        single ? allreduce(inputs[0], outputs[0], allreduce_options(call))
+               : grouped_allreduce(inputs, outputs, allreduce_options(call));
         return {};
       }
       case OpKind::Broadcast:
@@ -142,11 +162,16 @@ class FrontEndpoint final : public Endpoint {
 
   Again describe(const Call& call) override {
     const Buffer input = buffers(call, false).front();
-    if (call.kind == OpKind::Allreduce) return again(allreduce_init(input, buffers(call, true).front(), allreduce_options(call)));
+    if (call.kind == OpKind::Allreduce)
+      return again(allreduce_init(input, buffers(call, true).front(), allreduce_options(call)));
     const Buffer output = output_of(call);
-    if (call.kind == OpKind::Allgather) return again(allgather_init(output, input, gather_options(call)));
-    if (call.kind == OpKind::Reducescatter) return again(reducescatter_init(output, input, scatter_options(call)));
-    return again(alltoall_init(output, input, exchange_options(call)), [](auto& op) { return Results{{{}, {}, op.wait()}}; });
+    if (call.kind == OpKind::Allgather)
+      return again(allgather_init(output, input, gather_options(call)));
+    if (call.kind == OpKind::Reducescatter)
+      return again(reducescatter_init(output, input, scatter_options(call)));
+    return again(alltoall_init(output, input, exchange_options(call)), [](auto& op) {
+      return Results{{{}, {}, op.wait()}};
+    });
   }
 
   int add_set(const std::vector<int>& ranks) override { return add_process_set(ranks).id(); }
@@ -154,14 +179,18 @@ class FrontEndpoint final : public Endpoint {
   int join(int set) override { return hvd::join(ProcessSet(set)); }
   void barrier(int set) override { hvd::barrier(ProcessSet(set)); }
   void send(const Letter& letter) override { hvd::send(buffer_of(letter), options_of(letter)); }
-  int recv(const Letter& letter) override { return hvd::recv(buffer_of(letter), options_of(letter)); }
+  int recv(const Letter& letter) override {
+    return hvd::recv(buffer_of(letter), options_of(letter));
+  }
   std::function<void()> start_send(const Letter& letter) override {
     return [handle = send_async(buffer_of(letter), options_of(letter))] { handle.wait(); };
   }
   std::function<int()> start_recv(const Letter& letter) override {
     return [handle = recv_async(buffer_of(letter), options_of(letter))] { return handle.wait(); };
   }
-  std::shared_ptr<void> allocate_shared(std::size_t bytes) override { return hvd::allocate_shared(bytes); }
+  std::shared_ptr<void> allocate_shared(std::size_t bytes) override {
+    return hvd::allocate_shared(bytes);
+  }
   void shutdown() override { hvd::shutdown(); }
   Engine& engine() override { return *hvd::engine(); }
 

@@ -11,7 +11,8 @@ namespace hvd::contract {
 
 namespace {
 
-/// How many rows rank `from` sends to rank `to` (places in the set), and how many it keeps to itself.
+/// How many rows rank `from` sends to rank `to` (places in the set), and how many it keeps to
+/// itself.
 struct Splits {
   const char* name;
   std::function<std::int64_t(int from, int to)> rows;
@@ -30,7 +31,8 @@ const std::vector<Splits>& all_splits() {
       {"one gives all", [](int from, int to) { return from == 0 ? to + 1 : 0; }, none},
       {"one gets all", [](int from, int to) { return to == 0 ? from + 1 : 0; }, none},
       {"nothing", [](int, int) { return 0; }, none},
-      {"unsent tail", [](int from, int to) { return (from + to) % 3; }, [](int from) { return from + 4; }},
+      {"unsent tail", [](int from, int to) { return (from + to) % 3; },
+       [](int from) { return from + 4; }},
       {"all unsent", [](int, int) { return 0; }, [](int) { return 6; }},
       {"large", [](int from, int to) { return from == to ? kLarge : 1; }, none},
   };
@@ -44,12 +46,14 @@ std::vector<std::int64_t> splits_of(const Splits& splits, int from, int ranks) {
   return rows;
 }
 
-void alltoall_one(Context& context, DataType dtype, const Splits& splits, const Shape& rest, const Form& form) {
+void alltoall_one(Context& context, DataType dtype, const Splits& splits, const Shape& rest,
+                  const Form& form) {
   context.need(OpKind::Alltoall, dtype);
   if (!context.is_in(form.set)) return;
   const auto ranks = context.ranks_of(form.set);
   const int n = static_cast<int>(ranks.size());
-  const int self = static_cast<int>(std::find(ranks.begin(), ranks.end(), context.rank) - ranks.begin());
+  const int self =
+      static_cast<int>(std::find(ranks.begin(), ranks.end(), context.rank) - ranks.begin());
   const std::size_t row_bytes = count_of(rest) * type_bytes(dtype);
   Call call;
   call.kind = OpKind::Alltoall;
@@ -61,11 +65,16 @@ void alltoall_one(Context& context, DataType dtype, const Splits& splits, const 
     const auto rows = splits_of(splits, from, n);
     const std::int64_t sent = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
     const Block input =
-        make_bytes(dtype, ranks[static_cast<std::size_t>(from)], static_cast<std::size_t>(sent + splits.unsent(from)) * count_of(rest), 3);
-    const auto begin = static_cast<std::size_t>(std::accumulate(rows.begin(), rows.begin() + self, std::int64_t{0})) * row_bytes;
+        make_bytes(dtype, ranks[static_cast<std::size_t>(from)],
+                   static_cast<std::size_t>(sent + splits.unsent(from)) * count_of(rest), 3);
+    const auto begin = static_cast<std::size_t>(
+                           std::accumulate(rows.begin(), rows.begin() + self, std::int64_t{0})) *
+                       row_bytes;
     received.push_back(rows[static_cast<std::size_t>(self)]);
-    expected.insert(expected.end(), input.begin() + static_cast<std::ptrdiff_t>(begin),
-                    input.begin() + static_cast<std::ptrdiff_t>(begin + static_cast<std::size_t>(received.back()) * row_bytes));
+    expected.insert(
+        expected.end(), input.begin() + static_cast<std::ptrdiff_t>(begin),
+        input.begin() + static_cast<std::ptrdiff_t>(
+                            begin + static_cast<std::size_t>(received.back()) * row_bytes));
     if (from != self) continue;
     before = input;
     Shape shape{sent + splits.unsent(from)};
@@ -76,38 +85,49 @@ void alltoall_one(Context& context, DataType dtype, const Splits& splits, const 
   const Memory memory(context, form.arena, before);
   call.tensors.front().input = memory.data();
   std::vector<Call> calls(form.burst ? 3 : 1, call);
-  for (std::size_t i = 0; i < calls.size() && form.named; ++i) calls[i].name = "alltoall " + std::to_string(i);
+  for (std::size_t i = 0; i < calls.size() && form.named; ++i)
+    calls[i].name = "alltoall " + std::to_string(i);
   for (const auto& results : run_all(context, form, calls)) {
     const Made& made = results.at(0);
-    context.expect(made.received == received, "the received splits are " + shape_text(made.received) + ", not " + shape_text(received));
+    context.expect(
+        made.received == received,
+        "the received splits are " + shape_text(made.received) + ", not " + shape_text(received));
     Shape shape{std::accumulate(received.begin(), received.end(), std::int64_t{0})};
     shape.insert(shape.end(), rest.begin(), rest.end());
-    context.expect(made.shape == shape, "the shape is " + shape_text(made.shape) + ", not " + shape_text(shape));
-    if (!context.expect(made.data.size() == expected.size(), "the result has another size")) continue;
+    context.expect(made.shape == shape,
+                   "the shape is " + shape_text(made.shape) + ", not " + shape_text(shape));
+    if (!context.expect(made.data.size() == expected.size(), "the result has another size"))
+      continue;
     const auto wrong = difference(dtype, expected, made.data.data());
     if (!wrong.empty()) context.fail(wrong);
   }
-  context.expect(before.empty() || std::memcmp(before.data(), memory.data(), before.size()) == 0, "the input was changed");
+  context.expect(before.empty() || std::memcmp(before.data(), memory.data(), before.size()) == 0,
+                 "the input was changed");
 }
 
 /// First dimensions against `n` ranks: divisible, not, fewer than there are ranks, none, large.
 std::vector<Shape> scattered_shapes(std::int64_t n) {
-  return {{2 * n}, {3 * n + 1, 3}, {n + n / 2 + 1, 2, 5}, {n / 2}, {1, 17}, {0, 4}, {2, 0}, {kLarge}};
+  return {{2 * n}, {3 * n + 1, 3}, {n + n / 2 + 1, 2, 5}, {n / 2}, {1, 17}, {0, 4},
+          {2, 0},  {kLarge}};
 }
 
 /// What of the whole result this rank keeps: the first `rows % n` ranks get one row more.
-void check_scattered(Context& context, const Reducing& whole, const std::vector<int>& ranks, const Made& made) {
+void check_scattered(Context& context, const Reducing& whole, const std::vector<int>& ranks,
+                     const Made& made) {
   const auto n = static_cast<std::int64_t>(ranks.size());
-  const auto self = static_cast<std::int64_t>(std::find(ranks.begin(), ranks.end(), context.rank) - ranks.begin());
+  const auto self = static_cast<std::int64_t>(std::find(ranks.begin(), ranks.end(), context.rank) -
+                                              ranks.begin());
   const std::int64_t rows = whole.shape().front();
   const std::int64_t first = self * (rows / n) + std::min(self, rows % n);
   Shape shape = whole.shape();
   shape.front() = rows / n + (self < rows % n ? 1 : 0);
-  context.expect(made.shape == shape, "the shape is " + shape_text(made.shape) + ", not " + shape_text(shape));
+  context.expect(made.shape == shape,
+                 "the shape is " + shape_text(made.shape) + ", not " + shape_text(shape));
   const Expected& all = whole.expected();
   const std::size_t row = rows == 0 ? 0 : all.bytes.size() / static_cast<std::size_t>(rows);
   const auto begin = static_cast<std::ptrdiff_t>(static_cast<std::size_t>(first) * row);
-  const auto end = begin + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(shape.front()) * row);
+  const auto end =
+      begin + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(shape.front()) * row);
   Expected own{all.dtype, Block(all.bytes.begin() + begin, all.bytes.begin() + end), {}};
   if (!all.bound.empty()) {
     const auto each = static_cast<std::ptrdiff_t>(all.bytes.size() / all.bound.size());
@@ -120,8 +140,8 @@ void check_scattered(Context& context, const Reducing& whole, const std::vector<
 }
 
 /// The tensors of `shapes`, alone one after the other, or as a group.
-void reducescatter(Context& context, const std::vector<DataType>& dtypes, ReduceOp op, const std::vector<Shape>& shapes, const Form& form,
-                   bool grouped) {
+void reducescatter(Context& context, const std::vector<DataType>& dtypes, ReduceOp op,
+                   const std::vector<Shape>& shapes, const Form& form, bool grouped) {
   for (const DataType dtype : dtypes) context.need(OpKind::Reducescatter, dtype, op);
   if (!context.is_in(form.set)) return;
   std::vector<Reducing> reducing;
@@ -132,19 +152,25 @@ void reducescatter(Context& context, const std::vector<DataType>& dtypes, Reduce
       const Asked asked{dtype, op, form, ranks};
       reducing.emplace_back(context, asked, shape, 1000 + reducing.size());
       if (calls.empty() || !grouped) {
-        calls.push_back(allreduce_call(context, asked, "scatter " + std::to_string(calls.size()) + (grouped ? " group" : "")));
+        calls.push_back(allreduce_call(
+            context, asked, "scatter " + std::to_string(calls.size()) + (grouped ? " group" : "")));
         calls.back().kind = OpKind::Reducescatter;
       }
       calls.back().tensors.push_back(reducing.back().tensor());
     }
   const Stats before = context.endpoint.stats();
   Results results;
-  for (auto& some : run_all(context, form, calls)) std::move(some.begin(), some.end(), std::back_inserter(results));
+  for (auto& some : run_all(context, form, calls))
+    std::move(some.begin(), some.end(), std::back_inserter(results));
   const Stats after = context.endpoint.stats();
-  if (!context.expect(results.size() == reducing.size(), "another number of results than of tensors")) return;
-  for (std::size_t i = 0; i < reducing.size(); ++i) check_scattered(context, reducing[i], ranks, results[i]);
+  if (!context.expect(results.size() == reducing.size(),
+                      "another number of results than of tensors"))
+    return;
+  for (std::size_t i = 0; i < reducing.size(); ++i)
+    check_scattered(context, reducing[i], ranks, results[i]);
   if (grouped)
-    context.equal(static_cast<std::int64_t>(after.tensors_fused - before.tensors_fused), static_cast<std::int64_t>(reducing.size()),
+    context.equal(static_cast<std::int64_t>(after.tensors_fused - before.tensors_fused),
+                  static_cast<std::int64_t>(reducing.size()),
                   "the number of tensors that shared a batch");
 }
 
@@ -156,9 +182,13 @@ void add_alltoall_cases(Cases& cases, const Setting& setting) {
     for (const Splits& splits : all_splits())
       for (const Form& form : forms) {
         const Shape rest = form.named ? Shape{} : Shape{2, 3};
-        if (std::string(splits.name) == "large" && (!form.named || form.set != static_cast<SetKind>(static_cast<int>(dtype) % 3))) continue;
-        cases.push_back({"alltoall/" + std::string(type_name(dtype)) + "/" + splits.name + " " + text_of(form),
-                         [=, &splits](Context& context) { alltoall_one(context, dtype, splits, rest, form); }, true});
+        if (std::string(splits.name) == "large" &&
+            (!form.named || form.set != static_cast<SetKind>(static_cast<int>(dtype) % 3)))
+          continue;
+        cases.push_back(
+            {"alltoall/" + std::string(type_name(dtype)) + "/" + splits.name + " " + text_of(form),
+             [=, &splits](Context& context) { alltoall_one(context, dtype, splits, rest, form); },
+             true});
       }
 }
 
@@ -170,8 +200,9 @@ void add_reducescatter_cases(Cases& cases, const Setting& setting) {
     for (const DataType dtype : kAllTypes) {
       const std::string pair = type_name(dtype) + name;
       if ((op != ReduceOp::Sum && op != ReduceOp::Average) || !allreduce_is_defined(dtype, op)) {
-        cases.push_back({"reducescatter/" + pair + "/refused",
-                         [=](Context& context) { check_refused_pair(context, OpKind::Reducescatter, dtype, op); }});
+        cases.push_back({"reducescatter/" + pair + "/refused", [=](Context& context) {
+                           check_refused_pair(context, OpKind::Reducescatter, dtype, op);
+                         }});
         continue;
       }
       defined.push_back(dtype);
@@ -181,11 +212,15 @@ void add_reducescatter_cases(Cases& cases, const Setting& setting) {
           if (large && form.scales != static_cast<Scales>(static_cast<int>(dtype) % 4)) continue;
           cases.push_back({"reducescatter/" + pair + "/" + shape_text(all) + " " + text_of(form),
                            [=](Context& context) {
-                             const auto ranks = static_cast<std::int64_t>(context.ranks_of(form.set).size());
+                             const auto ranks =
+                                 static_cast<std::int64_t>(context.ranks_of(form.set).size());
                              const auto shapes = scattered_shapes(setting.size);
                              // The same kind of first dimension for the ranks of the set.
-                             const auto at = std::find(shapes.begin(), shapes.end(), all) - shapes.begin();
-                             reducescatter(context, {dtype}, op, {scattered_shapes(ranks)[static_cast<std::size_t>(at)]}, form, false);
+                             const auto at =
+                                 std::find(shapes.begin(), shapes.end(), all) - shapes.begin();
+                             reducescatter(context, {dtype}, op,
+                                           {scattered_shapes(ranks)[static_cast<std::size_t>(at)]},
+                                           form, false);
                            },
                            true});
         }
@@ -197,11 +232,12 @@ void add_reducescatter_cases(Cases& cases, const Setting& setting) {
     }
     if (defined.empty()) continue;
     for (const Form& form : forms)
-      cases.push_back({"grouped reducescatter/all types" + name + " " + text_of(form), [=](Context& context) {
-                         auto shapes = scattered_shapes(setting.size);
-                         shapes.pop_back();
-                         reducescatter(context, defined, op, shapes, form, true);
-                       }});
+      cases.push_back(
+          {"grouped reducescatter/all types" + name + " " + text_of(form), [=](Context& context) {
+             auto shapes = scattered_shapes(setting.size);
+             shapes.pop_back();
+             reducescatter(context, defined, op, shapes, form, true);
+           }});
   }
 }
 

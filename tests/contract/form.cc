@@ -56,20 +56,24 @@ std::vector<Row> pairwise_rows(const Row& levels) {
 std::string text_of(const Form& form) {
   static constexpr const char* kScales[] = {"", " prescaled", " postscaled", " scaled"};
   static constexpr const char* kSets[] = {"", " early set", " late set"};
-  return std::string(form.in_place ? "in place" : "out of place") + (form.arena ? " arena" : "") + (form.burst ? " burst" : "") +
-         (form.named ? "" : " unnamed") + kScales[static_cast<int>(form.scales)] + kSets[static_cast<int>(form.set)];
+  return std::string(form.in_place ? "in place" : "out of place") + (form.arena ? " arena" : "") +
+         (form.burst ? " burst" : "") + (form.named ? "" : " unnamed") +
+         kScales[static_cast<int>(form.scales)] + kSets[static_cast<int>(form.set)];
 }
 
 std::vector<Form> pairwise_forms(const Columns& columns) {
   std::vector<Form> forms;
-  for (const Row& row : pairwise_rows({columns.placed ? 2 : 1, columns.arena ? 2 : 1, 2, 2, columns.scaled ? 4 : 1, 3}))
-    forms.push_back({row[0] == 1, row[1] == 1, row[2] == 1, row[3] == 0, static_cast<Scales>(row[4]), static_cast<SetKind>(row[5])});
+  for (const Row& row : pairwise_rows(
+           {columns.placed ? 2 : 1, columns.arena ? 2 : 1, 2, 2, columns.scaled ? 4 : 1, 3}))
+    forms.push_back({row[0] == 1, row[1] == 1, row[2] == 1, row[3] == 0,
+                     static_cast<Scales>(row[4]), static_cast<SetKind>(row[5])});
   return forms;
 }
 
 const std::vector<Shape>& all_shapes() {
-  static const std::vector<Shape> kShapes{{0},  {},   {1},  {7},   {15},  {16},      {17},      {31},    {33},
-                                          {63}, {64}, {65}, {127}, {129}, {3, 5, 7}, {2, 0, 3}, {kLarge}};
+  static const std::vector<Shape> kShapes{{0},   {},    {1},       {7},       {15},    {16},
+                                          {17},  {31},  {33},      {63},      {64},    {65},
+                                          {127}, {129}, {3, 5, 7}, {2, 0, 3}, {kLarge}};
   return kShapes;
 }
 

@@ -30,13 +30,15 @@ Report report_of(const std::string& text) {
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t first = text.find('\n', at);
     const std::size_t second = text.find('\n', first + 1);
-    report.failed[text.substr(at, first - at)].push_back(text.substr(first + 1, second - first - 1));
+    report.failed[text.substr(at, first - at)].push_back(
+        text.substr(first + 1, second - first - 1));
     at = second + 1;
   }
   return report;
 }
 
-/// To rank 0. hvd::init() has started MPI, and finalizes it when the process ends. Where ranks met without MPI each speaks for itself.
+/// To rank 0. hvd::init() has started MPI, and finalizes it when the process ends. Where ranks met
+/// without MPI each speaks for itself.
 void collect(Report& report, int rank, int size) {
   int started = 0;
   MPI_Initialized(&started);
@@ -59,10 +61,12 @@ void collect(Report& report, int rank, int size) {
   }
 }
 
-/// Collective. Returns a world of all ranks, the last one first, whose members meet in a folder of the global rank 0's.
+/// Collective. Returns a world of all ranks, the last one first, whose members meet in a folder of
+/// the global rank 0's.
 World make_reversed(const Config& config, const std::string& name) {
   std::array<char, 64> folder{"/tmp/hvd-contract-XXXXXX"};
-  if (rank() == 0 && ::mkdtemp(folder.data()) == nullptr) throw BackendError("no folder for the store");
+  if (rank() == 0 && ::mkdtemp(folder.data()) == nullptr)
+    throw BackendError("no folder for the store");
   broadcast({folder.data(), DataType::UInt8, {static_cast<std::int64_t>(folder.size())}}, {});
   const auto store = std::make_shared<test::FileStore>(folder.data());
   World world(test::rendezvous_of(store, size() - 1 - rank(), size(), name), config);
@@ -93,15 +97,16 @@ Report run_processes(const Choice& choice, bool gpu, bool& is_first) {
     ranks = size();
     const bool one_domain = engine()->topology().domains == 1;
     const bool over_ucx = backend_description().find("UCX") != std::string::npos;
-    const bool in_rank_order =
-        backend_description().find("CUDA IPC") != std::string::npos || backend_description().find("staged through") != std::string::npos;
+    const bool in_rank_order = backend_description().find("CUDA IPC") != std::string::npos ||
+                               backend_description().find("staged through") != std::string::npos;
     const std::string way = !gpu            ? (one_domain ? "shm, "
                                                : over_ucx ? "ucx, "
                                                           : "mpi, ")
                             : in_rank_order ? "shared GPU or staged, "
                                             : "nccl, ";
     const Setting setting{
-        .name = way + std::to_string(ranks) + " processes" + (world ? " in a world" : "") + (fuses ? "" : ", threshold 0"),
+        .name = way + std::to_string(ranks) + " processes" + (world ? " in a world" : "") +
+                (fuses ? "" : ", threshold 0"),
         .size = ranks,
         .device = gpu ? Device{DeviceKind::Cuda, std::max(0, engine()->device())} : Device{},
         .any_order = gpu && !in_rank_order,

@@ -11,11 +11,13 @@ namespace {
 using gpu::test::LockedDevices;
 
 /// Adds to what a rank's engine is made of.
-using Dress = std::function<void(int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena)>;
+using Dress =
+    std::function<void(int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena)>;
 
-/// Where tensors can lie that backends work on in place: shared memory of the host or, for a GPU's tensors, what their backend lends, if it
-/// does. The arena and the engine outlive what they gave.
-std::shared_ptr<void> shared_memory(Arena& arena, Engine& engine, const Setting& setting, int rank, std::size_t bytes) {
+/// Where tensors can lie that backends work on in place: shared memory of the host or, for a GPU's
+/// tensors, what their backend lends, if it does. The arena and the engine outlive what they gave.
+std::shared_ptr<void> shared_memory(Arena& arena, Engine& engine, const Setting& setting, int rank,
+                                    std::size_t bytes) {
   if (setting.device.kind == DeviceKind::Cuda) {
     Submission like;
     like.op = ReduceOp::Sum;
@@ -26,13 +28,15 @@ std::shared_ptr<void> shared_memory(Arena& arena, Engine& engine, const Setting&
 }
 
 /// Runs the suite in both worlds of an instance. `make_dress`: afresh for each.
-Report run_threads(Setting setting, const Choice& choice, const std::function<Dress()>& make_dress) {
+Report run_threads(Setting setting, const Choice& choice,
+                   const std::function<Dress()>& make_dress) {
   Report report;
   std::vector<std::map<std::string, Block>> notebooks(static_cast<std::size_t>(setting.size));
   for (const bool fuses : {true, false}) {
     setting.fuses = fuses;
     const std::string where = setting.name + (fuses ? "" : ", threshold 0");
-    const Setting own{where, setting.size, setting.device, setting.any_order, false, setting.arena, fuses};
+    const Setting own{where, setting.size,  setting.device, setting.any_order,
+                      false, setting.arena, fuses};
     test::WorldOptions options;
     options.size = setting.size;
     options.limit = std::chrono::hours(1);  // the Watch knows more
@@ -45,8 +49,9 @@ Report run_threads(Setting setting, const Choice& choice, const std::function<Dr
     world.run(
         [&](int rank, Engine& engine) {
           Arena& arena = world.arena(rank);
-          const auto endpoint =
-              make_engine_door(engine, [&, rank](std::size_t bytes) { return shared_memory(arena, engine, own, rank, bytes); });
+          const auto endpoint = make_engine_door(engine, [&, rank](std::size_t bytes) {
+            return shared_memory(arena, engine, own, rank, bytes);
+          });
           const auto at = static_cast<std::size_t>(rank);
           reports[at] = run_rank(*endpoint, own, rank, notebooks[at], choice, watch);
         },
@@ -76,9 +81,11 @@ Report run_gpu_threads(const GpuInstance& instance, int ranks, const Choice& cho
   return run_threads(setting, choice, [ranks, instance]() -> Dress {
     const auto devices = std::make_shared<LockedDevices>(ranks);
     devices->registration = instance.registration;
-    return [devices, way = instance.way](int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena) {
+    return [devices, way = instance.way](int rank, EngineParts& parts,
+                                         const std::shared_ptr<Arena>& arena) {
       devices->add_backends(way, rank, parts, arena);
-      parts.memory = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(devices, parts.memory);
+      parts.memory = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
+          devices, parts.memory);
     };
   });
 }

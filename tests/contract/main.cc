@@ -1,12 +1,18 @@
-// The contract suite: contract_tests [--threads N[,N...] | --mpi [--gpu] [--world]] [--backend shm|nccl|nccl_window|shared|staged]
+// The contract suite: contract_tests [--threads N[,N...] | --mpi [--gpu] [--world]] [--backend
+// shm|nccl|nccl_window|shared|staged]
 // [--filter text]
 //                [--routes name[,name...]]
-//   --threads  worlds of so many threads, of the backend shm (the default), or over host-memory devices: NCCL, a shared GPU, staged
+//   --threads  worlds of so many threads, of the backend shm (the default), or over host-memory
+//              devices: NCCL, a shared GPU, staged
 //   --gpu      with --mpi, of contract_gpu_tests: the tensors are a GPU's
-//   --routes   ways (hvd/routes.h), by their names with commas between them, each of which some case must take
-//   --world    with --mpi: in a world of its own beside the global one, made through a store of files
-//   --mpi      this process is one of mpirun's, or alone; which backend runs is hvd::init()'s choice (HVD_SHARED_MEMORY=off: MPI or UCX)
-// The last line is "contract: R cases run, F failed, S skipped"; the exit code is 1 if any failed or none ran.
+//   --routes   ways (hvd/routes.h), by their names with commas between them, each of which some
+//              case must take
+//   --world    with --mpi: in a world of its own beside the global one, made through a store of
+//              files
+//   --mpi      this process is one of mpirun's, or alone; which backend runs is hvd::init()'s
+//              choice (HVD_SHARED_MEMORY=off: MPI or UCX)
+// The last line is "contract: R cases run, F failed, S skipped"; the exit code is 1 if any failed
+// or none ran.
 
 #include <cstdio>
 #include <optional>
@@ -37,7 +43,8 @@ struct Arguments {
 std::optional<std::optional<GpuInstance>> backend_of(const std::string& word) {
   if (word == "shm") return std::optional<GpuInstance>();
   if (word == "nccl") return GpuInstance{"nccl", gpu::GpuRoute::Nccl};
-  if (word == "nccl_window") return GpuInstance{"nccl in windows", gpu::GpuRoute::Nccl, gpu::Registration::Window};
+  if (word == "nccl_window")
+    return GpuInstance{"nccl in windows", gpu::GpuRoute::Nccl, gpu::Registration::Window};
   if (word == "shared") return GpuInstance{"shared GPU", gpu::GpuRoute::SharedGpu};
   if (word == "staged") return GpuInstance{"staged", gpu::GpuRoute::Staged};
   return std::nullopt;
@@ -55,11 +62,13 @@ Arguments parse(const std::vector<std::string>& words) {
       (words[i] == "--mpi" ? arguments.mpi : arguments.gpu) = true;
       continue;
     }
-    if (i + 1 == words.size()) throw std::invalid_argument(words[i] + " is unknown, or needs a value");
+    if (i + 1 == words.size())
+      throw std::invalid_argument(words[i] + " is unknown, or needs a value");
     const std::string& value = words[i + 1];
     std::istringstream list(value);
     if (words[i] == "--threads") {
-      for (std::string number; std::getline(list, number, ',');) arguments.threads.push_back(std::stoi(number));
+      for (std::string number; std::getline(list, number, ',');)
+        arguments.threads.push_back(std::stoi(number));
     } else if (words[i] == "--routes") {
       for (std::string name; std::getline(list, name, ',');) arguments.routes.push_back(name);
     } else if (words[i] == "--backend" && backend_of(value)) {
@@ -71,13 +80,15 @@ Arguments parse(const std::vector<std::string>& words) {
     }
     ++i;
   }
-  if (arguments.mpi == !arguments.threads.empty()) throw std::invalid_argument("either --threads N[,N...] or --mpi");
+  if (arguments.mpi == !arguments.threads.empty())
+    throw std::invalid_argument("either --threads N[,N...] or --mpi");
   return arguments;
 }
 
 int run(const Arguments& arguments) {
   const Choice& choice = arguments.choice;
-  if (choice.every > 1) std::printf("sanitizer build: every %dth case of the large products\n", choice.every);
+  if (choice.every > 1)
+    std::printf("sanitizer build: every %dth case of the large products\n", choice.every);
   Report report;
   if (arguments.mpi) {
     bool is_first = true;
@@ -85,7 +96,8 @@ int run(const Arguments& arguments) {
     if (!is_first) return report.failed.empty() ? 0 : 1;
   }
   for (const int ranks : arguments.threads)
-    report.add(arguments.backend ? run_gpu_threads(*arguments.backend, ranks, choice) : run_shm_threads(ranks, choice));
+    report.add(arguments.backend ? run_gpu_threads(*arguments.backend, ranks, choice)
+                                 : run_shm_threads(ranks, choice));
   return conclude(report, arguments.routes);
 }
 
@@ -97,8 +109,8 @@ int main(int argc, char** argv) {
   } catch (const std::invalid_argument& error) {
     std::fprintf(
         stderr,
-        "contract_tests: %s\nusage: contract_tests [--threads N[,N...] | --mpi [--gpu] [--world]] [--backend shm|nccl|shared|staged] "
-        "[--filter text] [--routes name[,name...]]\n",
+        "contract_tests: %s\nusage: contract_tests [--threads N[,N...] | --mpi [--gpu] [--world]] "
+        "[--backend shm|nccl|shared|staged] [--filter text] [--routes name[,name...]]\n",
         error.what());
     return 2;
   } catch (const std::exception& error) {

@@ -1,5 +1,6 @@
-// Disagreements: raised on every rank of the set in the same round, with the name and what each group of ranks sent, for the first thing
-// that differs in the order of docs/semantics.md, "Errors"; and the name works right after.
+// Disagreements: raised on every rank of the set in the same round, with the name and what each
+// group of ranks sent, for the first thing that differs in the order of docs/semantics.md,
+// "Errors"; and the name works right after.
 
 #include <algorithm>
 
@@ -78,38 +79,55 @@ std::vector<Disagreement> about_allreduce() {
   return {
       {"allreduce dtype", "the data type", base(), with(tensor(DataType::Float64, {17, 3}))},
       {"allreduce shape", "the shape", base(), with(tensor(kF32, {18, 3}))},
-      {"allreduce dimensions", "the shape", with(tensor(kF32, {17, 1311})), with(tensor(kF32, {17, 23, 57}))},
-      {"allreduce scales", "the scale factors", with(scale("prescale 1, postscale 1", 1)), with(scale("prescale 2, postscale 1", 2))},
+      {"allreduce dimensions", "the shape", with(tensor(kF32, {17, 1311})),
+       with(tensor(kF32, {17, 23, 57}))},
+      {"allreduce scales", "the scale factors", with(scale("prescale 1, postscale 1", 1)),
+       with(scale("prescale 2, postscale 1", 2))},
       {"allreduce op", "the reduce op", with(reduce(ReduceOp::Sum)), with(reduce(ReduceOp::Max))},
-      {"group size", "the shape", with(group({a, b}, "2 tensors")), with(group({a, b, b}, "tensor 2 is float32 [4]"))},
-      {"group member shape", "the shape", with(group({a, b}, "tensor 1 is float32 [4]")), with(group({a, a}, "tensor 1 is float32 [3]"))},
-      {"group member dtype", "the data type", with(group({a, b}, "tensor 1 is float32 [4]")), with(group({a, c}, "tensor 1 is int32 [4]"))},
+      {"group size", "the shape", with(group({a, b}, "2 tensors")),
+       with(group({a, b, b}, "tensor 2 is float32 [4]"))},
+      {"group member shape", "the shape", with(group({a, b}, "tensor 1 is float32 [4]")),
+       with(group({a, a}, "tensor 1 is float32 [3]"))},
+      {"group member dtype", "the data type", with(group({a, b}, "tensor 1 is float32 [4]")),
+       with(group({a, c}, "tensor 1 is int32 [4]"))},
       {"order: dtype, shape", "the data type", base(), with(tensor(DataType::Float64, {18, 3}))},
       {"order: shape, scales", "the shape", base(), with([](Said& said) {
          tensor(kF32, {18, 3})(said), said.prescale = 2;
        })},
       {"order: scales, op", "the scale factors", with(scale("prescale 1, postscale 1", 1)),
-       with([](Said& said) { reduce(ReduceOp::Max)(said), scale("prescale 2, postscale 1", 2)(said); })},
+       with([](Said& said) {
+         reduce(ReduceOp::Max)(said), scale("prescale 2, postscale 1", 2)(said);
+       })},
   };
 }
 
 std::vector<Disagreement> about_other_operations() {
   return {
-      {"allgather dtype", "the data type", of(OpKind::Allgather, nothing), of(OpKind::Allgather, tensor(DataType::Int32, {17, 3}))},
-      {"allgather dimension 1", "the shape", of(OpKind::Allgather, nothing), of(OpKind::Allgather, tensor(kF32, {5, 4}))},
-      {"allgather dimensions", "the shape", of(OpKind::Allgather, nothing), of(OpKind::Allgather, tensor(kF32, {17}))},
-      {"broadcast dtype", "the data type", of(OpKind::Broadcast, nothing), of(OpKind::Broadcast, tensor(DataType::Int32, {17, 3}))},
-      {"broadcast shape", "the shape", of(OpKind::Broadcast, nothing), of(OpKind::Broadcast, tensor(kF32, {3, 17}))},
-      {"broadcast root", "the root rank", of(OpKind::Broadcast, [](Said& said) { said.text = "root"; }),
+      {"allgather dtype", "the data type", of(OpKind::Allgather, nothing),
+       of(OpKind::Allgather, tensor(DataType::Int32, {17, 3}))},
+      {"allgather dimension 1", "the shape", of(OpKind::Allgather, nothing),
+       of(OpKind::Allgather, tensor(kF32, {5, 4}))},
+      {"allgather dimensions", "the shape", of(OpKind::Allgather, nothing),
+       of(OpKind::Allgather, tensor(kF32, {17}))},
+      {"broadcast dtype", "the data type", of(OpKind::Broadcast, nothing),
+       of(OpKind::Broadcast, tensor(DataType::Int32, {17, 3}))},
+      {"broadcast shape", "the shape", of(OpKind::Broadcast, nothing),
+       of(OpKind::Broadcast, tensor(kF32, {3, 17}))},
+      {"broadcast root", "the root rank",
+       of(OpKind::Broadcast, [](Said& said) { said.text = "root"; }),
        of(OpKind::Broadcast, [](Said& said) { said.root = 1, said.text = "root"; })},
       {"order: shape, root", "the shape", of(OpKind::Broadcast, nothing),
        of(OpKind::Broadcast, [](Said& said) { tensor(kF32, {3})(said), said.root = 1; })},
-      {"alltoall dimension 1", "the shape", of(OpKind::Alltoall, tensor(kF32, {0, 3})), of(OpKind::Alltoall, tensor(kF32, {0, 4}))},
-      {"alltoall dtype", "the data type", of(OpKind::Alltoall, tensor(kF32, {0, 3})), of(OpKind::Alltoall, tensor(DataType::Bool, {0, 3}))},
-      {"reducescatter shape", "the shape", of(OpKind::Reducescatter, nothing), of(OpKind::Reducescatter, tensor(kF32, {18, 3}))},
+      {"alltoall dimension 1", "the shape", of(OpKind::Alltoall, tensor(kF32, {0, 3})),
+       of(OpKind::Alltoall, tensor(kF32, {0, 4}))},
+      {"alltoall dtype", "the data type", of(OpKind::Alltoall, tensor(kF32, {0, 3})),
+       of(OpKind::Alltoall, tensor(DataType::Bool, {0, 3}))},
+      {"reducescatter shape", "the shape", of(OpKind::Reducescatter, nothing),
+       of(OpKind::Reducescatter, tensor(kF32, {18, 3}))},
       {"reducescatter op", "the reduce op", of(OpKind::Reducescatter, reduce(ReduceOp::Sum)),
        of(OpKind::Reducescatter, reduce(ReduceOp::Average))},
-      {"reducescatter scales", "the scale factors", of(OpKind::Reducescatter, scale("prescale 1, postscale 1", 1)),
+      {"reducescatter scales", "the scale factors",
+       of(OpKind::Reducescatter, scale("prescale 1, postscale 1", 1)),
        of(OpKind::Reducescatter, scale("prescale 2, postscale 1", 2))},
   };
 }
@@ -118,8 +136,10 @@ std::vector<Disagreement> about_operation_and_device() {
   return {
       {"operation", "the operation", with([](Said& said) { said.text = "allreduce"; }),
        of(OpKind::Broadcast, [](Said& said) { said.text = "broadcast"; })},
-      {"order: dtype, operation", "the data type", base(), of(OpKind::Broadcast, tensor(DataType::Int32, {17, 3}))},
-      {"order: operation, shape", "the operation", with([](Said& said) { said.text = "allreduce"; }),
+      {"order: dtype, operation", "the data type", base(),
+       of(OpKind::Broadcast, tensor(DataType::Int32, {17, 3}))},
+      {"order: operation, shape", "the operation",
+       with([](Said& said) { said.text = "allreduce"; }),
        of(OpKind::Broadcast, [](Said& said) { tensor(kF32, {3})(said), said.text = "broadcast"; })},
       {"device", "the device", with([](Said& said) { said.text = "cuda"; }),
        with([](Said& said) { said.other_device = true, said.text = "cpu"; })},
@@ -130,7 +150,8 @@ std::vector<Disagreement> about_operation_and_device() {
 
 std::vector<Disagreement> all() {
   std::vector<Disagreement> list = about_allreduce();
-  for (const auto& more : {about_other_operations(), about_operation_and_device()}) list.insert(list.end(), more.begin(), more.end());
+  for (const auto& more : {about_other_operations(), about_operation_and_device()})
+    list.insert(list.end(), more.begin(), more.end());
   return list;
 }
 
@@ -139,7 +160,8 @@ std::vector<Disagreement> all() {
 /// "ranks 0, 2: float32 [17, 3]"
 std::string group_text(const std::vector<int>& ranks, const std::string& said) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {  // every second rank, or neighbours: never more than two in a row
+  // every second rank, or neighbours: never more than two in a row
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
     const bool follows = i > 0 && ranks[i] == ranks[i - 1] + 1;
     text += (i == 0 ? "" : follows ? "-" : ", ") + std::to_string(ranks[i]);
   }
@@ -149,10 +171,12 @@ std::string group_text(const std::vector<int>& ranks, const std::string& said) {
 void check_disagreement(Context& context, const Disagreement& about, SetKind set) {
   for (const Said* said : {&about.even, &about.odd})
     for (const auto& [dtype, shape] : said->tensors) context.need(said->kind, dtype, said->op);
-  if (about.odd.other_device && context.setting.device.kind == DeviceKind::Cpu) throw Skip{"one kind of device: none can differ"};
+  if (about.odd.other_device && context.setting.device.kind == DeviceKind::Cpu)
+    throw Skip{"one kind of device: none can differ"};
   const auto ranks = context.ranks_of(set);
   if (ranks.size() < 2 || !context.is_in(set)) return;
-  const auto place = static_cast<std::size_t>(std::find(ranks.begin(), ranks.end(), context.rank) - ranks.begin());
+  const auto place =
+      static_cast<std::size_t>(std::find(ranks.begin(), ranks.end(), context.rank) - ranks.begin());
   std::vector<int> groups[2];
   for (std::size_t i = 0; i < ranks.size(); ++i) groups[i % 2].push_back(ranks[i]);
   const Said& mine = place % 2 == 0 ? about.even : about.odd;
@@ -184,12 +208,16 @@ void check_disagreement(Context& context, const Disagreement& about, SetKind set
         words.push_back(group_text(groups[0], about.even.text));
         words.push_back(group_text(groups[1], about.odd.text));
       }
-      for (const auto& word : words) context.expect(contains(text, word), "the text does not say '" + word + "': " + text);
+      for (const auto& word : words)
+        context.expect(contains(text, word), "the text does not say '" + word + "': " + text);
     }
     const Stats after = context.endpoint.stats();
-    context.equal(static_cast<std::int64_t>(after.batches_run), static_cast<std::int64_t>(before.batches_run), "batches_run after it");
-    const bool agreed = about.even.kind == about.odd.kind;  // otherwise there was no agreement at all
-    context.equal(static_cast<std::int64_t>(after.negotiation_rounds - before.negotiation_rounds), agreed ? 1 : 0, "rounds that it took");
+    context.equal(static_cast<std::int64_t>(after.batches_run),
+                  static_cast<std::int64_t>(before.batches_run), "batches_run after it");
+    // otherwise there was no agreement at all
+    const bool agreed = about.even.kind == about.odd.kind;
+    context.equal(static_cast<std::int64_t>(after.negotiation_rounds - before.negotiation_rounds),
+                  agreed ? 1 : 0, "rounds that it took");
   }
   const Asked asked{kF32, ReduceOp::Sum, {.set = set}, ranks};
   const Reducing reducing(context, asked, {19}, 4);
@@ -205,10 +233,11 @@ void add_mismatch_cases(Cases& cases, const Setting& setting) {
   if (setting.size < 2) return;
   for (const Disagreement& about : disagreements::all())
     for (const SetKind set : {SetKind::Global, SetKind::Late}) {
-      const bool slow = about.even.kind != about.odd.kind;  // it takes the engine a second to be sure
+      // it takes the engine a second to be sure
+      const bool slow = about.even.kind != about.odd.kind;
       if (set == SetKind::Late && (slow || setting.size < 3)) continue;
-      cases.push_back(
-          {"mismatch/" + about.name + text_of({.set = set}), [=](Context& context) { check_disagreement(context, about, set); }});
+      cases.push_back({"mismatch/" + about.name + text_of({.set = set}),
+                       [=](Context& context) { check_disagreement(context, about, set); }});
     }
 }
 

@@ -38,7 +38,8 @@ Shape with_rows(std::int64_t rows, const Shape& rest) {
 
 /// This rank's input of an allgather, and what everybody must get.
 struct Gathering {
-  Gathering(Context& context, DataType type, const Rows& rows, const Form& form, std::uint64_t salt) : dtype(type) {
+  Gathering(Context& context, DataType type, const Rows& rows, const Form& form, std::uint64_t salt)
+      : dtype(type) {
     std::int64_t total = 0;
     for (const int rank : context.ranks_of(form.set)) {
       const Shape own = with_rows(rows.of(rank), rows.rest);
@@ -53,11 +54,13 @@ struct Gathering {
     shape = with_rows(total, rows.rest);
   }
   void check(Context& context, const Made& made) const {
-    context.expect(made.shape == shape, "the shape is " + shape_text(made.shape) + ", not " + shape_text(shape));
+    context.expect(made.shape == shape,
+                   "the shape is " + shape_text(made.shape) + ", not " + shape_text(shape));
     if (!context.expect(made.data.size() == expected.size(), "the result has another size")) return;
     const auto wrong = difference(dtype, expected, made.data.data());
     if (!wrong.empty()) context.fail(wrong);
-    context.expect(before.empty() || std::memcmp(before.data(), memory.data(), before.size()) == 0, "the input was changed");
+    context.expect(before.empty() || std::memcmp(before.data(), memory.data(), before.size()) == 0,
+                   "the input was changed");
   }
   DataType dtype;
   Memory memory;
@@ -82,7 +85,8 @@ void allgather_one(Context& context, DataType dtype, const Rows& rows, const For
   std::vector<Call> calls;
   for (std::size_t i = 0; i < (form.burst ? 3 : 1); ++i) {
     gatherings.emplace_back(context, dtype, i == 0 ? rows : all_rows()[i], form, i);
-    calls.push_back(moving_call(context, OpKind::Allgather, form, "allgather " + std::string(rows.name) + std::to_string(i)));
+    calls.push_back(moving_call(context, OpKind::Allgather, form,
+                                "allgather " + std::string(rows.name) + std::to_string(i)));
     calls.back().tensors = {gatherings.back().tensor};
   }
   const auto results = run_all(context, form, calls);
@@ -93,7 +97,8 @@ void allgather_group(Context& context, const std::vector<DataType>& dtypes, cons
   context.need(OpKind::Allgather);
   if (!context.is_in(form.set)) return;
   std::vector<Gathering> gatherings;
-  Call call = moving_call(context, OpKind::Allgather, form, "gathered group " + std::to_string(dtypes.size()));
+  Call call = moving_call(context, OpKind::Allgather, form,
+                          "gathered group " + std::to_string(dtypes.size()));
   for (std::size_t i = 0; i < 6; ++i)
     for (const DataType dtype : dtypes) {
       gatherings.emplace_back(context, dtype, all_rows()[i], form, i);
@@ -102,16 +107,21 @@ void allgather_group(Context& context, const std::vector<DataType>& dtypes, cons
   const Stats before = context.endpoint.stats();
   const auto results = run_all(context, form, {call}).front();
   const Stats after = context.endpoint.stats();
-  if (!context.expect(results.size() == gatherings.size(), "another number of results than of tensors")) return;
+  if (!context.expect(results.size() == gatherings.size(),
+                      "another number of results than of tensors"))
+    return;
   for (std::size_t i = 0; i < gatherings.size(); ++i) gatherings[i].check(context, results[i]);
-  context.equal(static_cast<std::int64_t>(after.tensors_fused - before.tensors_fused), static_cast<std::int64_t>(gatherings.size()),
+  context.equal(static_cast<std::int64_t>(after.tensors_fused - before.tensors_fused),
+                static_cast<std::int64_t>(gatherings.size()),
                 "the number of tensors that shared a batch");
 }
 
-void broadcast_one(Context& context, DataType dtype, int root, const Shape& shape, const Form& form) {
+void broadcast_one(Context& context, DataType dtype, int root, const Shape& shape,
+                   const Form& form) {
   context.need(OpKind::Broadcast, dtype);
   const auto ranks = context.ranks_of(form.set);
-  if (std::find(ranks.begin(), ranks.end(), root) == ranks.end() || !context.is_in(form.set)) return;
+  if (std::find(ranks.begin(), ranks.end(), root) == ranks.end() || !context.is_in(form.set))
+    return;
   std::vector<Memory> memories;
   std::vector<Block> expected;
   std::vector<Call> calls;
@@ -119,7 +129,8 @@ void broadcast_one(Context& context, DataType dtype, int root, const Shape& shap
     const Shape own = i == 0 ? shape : Shape{static_cast<std::int64_t>(count_of(shape) % 50 + i)};
     expected.push_back(make_bytes(dtype, root, count_of(own), i));
     memories.emplace_back(context, form.arena, make_bytes(dtype, context.rank, count_of(own), i));
-    calls.push_back(moving_call(context, OpKind::Broadcast, form, "broadcast " + shape_text(shape) + std::to_string(i)));
+    calls.push_back(moving_call(context, OpKind::Broadcast, form,
+                                "broadcast " + shape_text(shape) + std::to_string(i)));
     calls.back().root = root;
     calls.back().tensors = {{dtype, own, memories.back().data(), memories.back().data()}};
   }
@@ -140,11 +151,14 @@ void add_gather_cases(Cases& cases, const Setting& setting) {
       for (const Form& form : forms) {
         const bool large = std::string(rows.name) == "large";
         if (large && form.set != static_cast<SetKind>(static_cast<int>(dtype) % 3)) continue;
-        cases.push_back({"allgather/" + std::string(type_name(dtype)) + "/" + rows.name + " " + text_of(form),
-                         [=, &rows](Context& context) { allgather_one(context, dtype, rows, form); }, true});
+        cases.push_back(
+            {"allgather/" + std::string(type_name(dtype)) + "/" + rows.name + " " + text_of(form),
+             [=, &rows](Context& context) { allgather_one(context, dtype, rows, form); }, true});
       }
-    cases.push_back({"grouped allgather/" + std::string(type_name(dtype)),
-                     [=](Context& context) { allgather_group(context, {dtype}, forms[static_cast<std::size_t>(dtype) % forms.size()]); }});
+    cases.push_back({"grouped allgather/" + std::string(type_name(dtype)), [=](Context& context) {
+                       allgather_group(context, {dtype},
+                                       forms[static_cast<std::size_t>(dtype) % forms.size()]);
+                     }});
   }
   for (const Form& form : forms)
     cases.push_back({"grouped allgather/all types/" + text_of(form), [=](Context& context) {
@@ -159,12 +173,14 @@ void add_broadcast_cases(Cases& cases, const Setting& setting) {
     for (int root = 0; root < setting.size; ++root)
       for (const Shape& shape : all_shapes()) {
         const bool large = count_of(shape) >= static_cast<std::size_t>(kLarge);
-        // Two of the forms with each type, root and shape: all of them with each type and with each shape.
+        // Two of the forms with each type, root and shape: all of them with each type and with each
+        // shape.
         for (int i = 0; i < (large ? 1 : 2); ++i) {
           const Form form = forms[turn++ % forms.size()];
-          cases.push_back({"broadcast/" + std::string(type_name(dtype)) + "/root " + std::to_string(root) + " " + shape_text(shape) + " " +
-                               text_of(form),
-                           [=](Context& context) { broadcast_one(context, dtype, root, shape, form); }, true});
+          cases.push_back(
+              {"broadcast/" + std::string(type_name(dtype)) + "/root " + std::to_string(root) +
+                   " " + shape_text(shape) + " " + text_of(form),
+               [=](Context& context) { broadcast_one(context, dtype, root, shape, form); }, true});
         }
       }
 }

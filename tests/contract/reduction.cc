@@ -11,37 +11,50 @@ Values values_of(const Context& context, const Asked& asked) {
   if (asked.exact) return Values::Exact;
   if (asked.form.scales != Scales::None) return Values::Limited;
   // The sum of an average of int64 may wrap in NCCL (ops/gpu/nccl/reduction_plan.h).
-  const bool may_wrap = context.setting.any_order && asked.dtype == DataType::Int64 && asked.op == ReduceOp::Average;
+  const bool may_wrap =
+      context.setting.any_order && asked.dtype == DataType::Int64 && asked.op == ReduceOp::Average;
   return may_wrap ? Values::Limited : Values::Full;
 }
 
 }  // namespace
 
-Reducing::Reducing(Context& context, const Asked& asked, Shape shape, std::uint64_t salt) : in_place_(asked.form.in_place) {
+Reducing::Reducing(Context& context, const Asked& asked, Shape shape, std::uint64_t salt)
+    : in_place_(asked.form.in_place) {
   const std::size_t count = count_of(shape);
   const Values values = values_of(context, asked);
-  const auto is_absent = [&](int rank) { return std::find(asked.absent.begin(), asked.absent.end(), rank) != asked.absent.end(); };
-  std::string key = context.setting.name + type_name(asked.dtype) + reduction_name(asked.op) + " " + std::to_string(count) + " " +
-                    std::to_string(salt) + " " + std::to_string(static_cast<int>(values)) + text_of({.scales = asked.form.scales});
+  const auto is_absent = [&](int rank) {
+    return std::find(asked.absent.begin(), asked.absent.end(), rank) != asked.absent.end();
+  };
+  std::string key = context.setting.name + type_name(asked.dtype) + reduction_name(asked.op) + " " +
+                    std::to_string(count) + " " + std::to_string(salt) + " " +
+                    std::to_string(static_cast<int>(values)) +
+                    text_of({.scales = asked.form.scales});
   for (const int rank : asked.ranks) key += (is_absent(rank) ? " -" : " ") + std::to_string(rank);
   const auto worked = worked_out(key, [&] {
     Worked made;
     for (const int rank : asked.ranks)
       made.inputs.push_back(is_absent(rank)
                                 ? Block(count * type_bytes(asked.dtype))
-                                : make_values(asked.dtype, asked.op, values, rank, static_cast<int>(asked.ranks.size()), count, salt));
-    const oracle::Reduction how{asked.dtype, asked.op, asked.form.prescale(), asked.form.postscale()};
+                                : make_values(asked.dtype, asked.op, values, rank,
+                                              static_cast<int>(asked.ranks.size()), count, salt));
+    const oracle::Reduction how{asked.dtype, asked.op, asked.form.prescale(),
+                                asked.form.postscale()};
     // Adasum keeps the places of ranks that have joined among its pairs.
-    const auto domains = context.setting.domains_of(asked.ranks, asked.op == ReduceOp::Adasum ? std::vector<int>{} : asked.absent);
-    made.expected = context.setting.any_order ? reduced(how, made.inputs, true) : reduced_by_domains(how, made.inputs, domains);
+    const auto domains = context.setting.domains_of(
+        asked.ranks, asked.op == ReduceOp::Adasum ? std::vector<int>{} : asked.absent);
+    made.expected = context.setting.any_order ? reduced(how, made.inputs, true)
+                                              : reduced_by_domains(how, made.inputs, domains);
     return made;
   });
   expected_ = worked->expected;
-  const auto place = std::find(asked.ranks.begin(), asked.ranks.end(), context.rank) - asked.ranks.begin();
+  const auto place =
+      std::find(asked.ranks.begin(), asked.ranks.end(), context.rank) - asked.ranks.begin();
   before_ = worked->inputs.at(static_cast<std::size_t>(place));
   input_ = Memory(context, asked.form.arena, before_);
-  if (!in_place_) output_ = Memory(context, asked.form.arena, Block(before_.size(), std::byte{0xCD}));
-  tensor_ = {asked.dtype, std::move(shape), input_.data(), in_place_ ? input_.data() : output_.data()};
+  if (!in_place_)
+    output_ = Memory(context, asked.form.arena, Block(before_.size(), std::byte{0xCD}));
+  tensor_ = {asked.dtype, std::move(shape), input_.data(),
+             in_place_ ? input_.data() : output_.data()};
 }
 
 Block Reducing::result() const {
@@ -52,14 +65,17 @@ Block Reducing::result() const {
 void Reducing::check(Context& context) const {
   const auto wrong = difference(expected_, static_cast<const std::byte*>(tensor_.output));
   if (!wrong.empty()) context.fail(shape_text(tensor_.shape) + ": " + wrong);
-  context.expect(output_.margin_is_intact(), shape_text(tensor_.shape) + ": bytes behind the output were written");
+  context.expect(output_.margin_is_intact(),
+                 shape_text(tensor_.shape) + ": bytes behind the output were written");
   if (!in_place_) check_input(context);
 }
 
 void Reducing::check_input(Context& context) const {
-  const bool same = before_.empty() || std::memcmp(input_.data(), before_.data(), before_.size()) == 0;
+  const bool same =
+      before_.empty() || std::memcmp(input_.data(), before_.data(), before_.size()) == 0;
   context.expect(same, shape_text(tensor_.shape) + ": the input was changed");
-  context.expect(input_.margin_is_intact(), shape_text(tensor_.shape) + ": bytes behind the input were written");
+  context.expect(input_.margin_is_intact(),
+                 shape_text(tensor_.shape) + ": bytes behind the input were written");
 }
 
 Call allreduce_call(const Context& context, const Asked& asked, std::string name) {
@@ -90,7 +106,8 @@ std::vector<Results> run_all(Context& context, const Form& form, const std::vect
   return results;
 }
 
-std::vector<Results> run_again(Context& context, const Form& form, const std::vector<Again>& operations) {
+std::vector<Results> run_again(Context& context, const Form& form,
+                               const std::vector<Again>& operations) {
   std::vector<Results> results(operations.size());
   const std::size_t n = operations.size();
   const auto turned = static_cast<std::size_t>(context.rank);
@@ -107,8 +124,11 @@ std::vector<Results> run_again(Context& context, const Form& form, const std::ve
 }
 
 void check_unnamed(Context& context) {
-  if (!context.endpoint.supports(OpKind::Allreduce, DataType::Float32, ReduceOp::Sum, context.setting.device)) return;
-  const Asked asked{DataType::Float32, ReduceOp::Sum, {.named = false}, context.ranks_of(SetKind::Global)};
+  if (!context.endpoint.supports(OpKind::Allreduce, DataType::Float32, ReduceOp::Sum,
+                                 context.setting.device))
+    return;
+  const Asked asked{
+      DataType::Float32, ReduceOp::Sum, {.named = false}, context.ranks_of(SetKind::Global)};
   const Reducing reducing(context, asked, {5}, 77);
   Call call = allreduce_call(context, asked, "");
   call.tensors = {reducing.tensor()};

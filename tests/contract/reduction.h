@@ -1,5 +1,6 @@
 #pragma once
-/// A tensor that is to be reduced: its memory, the call's argument and the expected result, for any operation that reduces.
+/// A tensor that is to be reduced: its memory, the call's argument and the expected result, for any
+/// operation that reduces.
 
 #include "tests/contract/form.h"
 
@@ -22,7 +23,8 @@ class Reducing {
   [[nodiscard]] const Expected& expected() const { return expected_; }
   [[nodiscard]] const Shape& shape() const { return tensor_.shape; }
   [[nodiscard]] Block result() const;
-  /// Of an allreduce: the output is as expected, the input untouched, and nothing was written behind them.
+  /// Of an allreduce: the output is as expected, the input untouched, and nothing was written
+  /// behind them.
   void check(Context& context) const;
   /// Of what makes its own output: the input is untouched.
   void check_input(Context& context) const;
@@ -40,8 +42,10 @@ Call allreduce_call(const Context& context, const Asked& asked, std::string name
 /// Runs the calls as the form says: one after the other, or all in flight.
 std::vector<Results> run_all(Context& context, const Form& form, const std::vector<Call>& calls);
 /// Runs persistent operations once, in orders that differ between ranks, as the form says.
-std::vector<Results> run_again(Context& context, const Form& form, const std::vector<Again>& operations);
-/// One unnamed allreduce of the whole world: it matches its partners' only if all ranks have numbered alike.
+std::vector<Results> run_again(Context& context, const Form& form,
+                               const std::vector<Again>& operations);
+/// One unnamed allreduce of the whole world: it matches its partners' only if all ranks have
+/// numbered alike.
 void check_unnamed(Context& context);
 
 }  // namespace hvd::contract

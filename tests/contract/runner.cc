@@ -21,7 +21,8 @@ constexpr std::size_t kShown = 40;
 std::vector<int> ranks_of(SetKind set, int size) {
   std::vector<int> ranks;
   for (int rank = 0; rank < size; ++rank) {
-    const bool is_in = set == SetKind::Global || (set == SetKind::Early ? rank % 2 == 0 : rank > 0 || size == 1);
+    const bool is_in =
+        set == SetKind::Global || (set == SetKind::Early ? rank % 2 == 0 : rank > 0 || size == 1);
     if (is_in) ranks.push_back(rank);
   }
   return ranks;
@@ -35,8 +36,10 @@ bool Context::is_in(SetKind set) const {
 void Context::need(OpKind kind, DataType dtype, ReduceOp op) const {
   if (endpoint.supports(kind, dtype, op, setting.device)) return;
   std::string what = std::string(name_of(kind));
-  if (kind == OpKind::Allreduce) what += std::string(" ") + reduction_name(op) + " of " + type_name(dtype);
-  throw Skip{setting.name.substr(0, setting.name.find(',')) + ": no backend does " + what + " (Backend::supports)"};
+  if (kind == OpKind::Allreduce)
+    what += std::string(" ") + reduction_name(op) + " of " + type_name(dtype);
+  throw Skip{setting.name.substr(0, setting.name.find(',')) + ": no backend does " + what +
+             " (Backend::supports)"};
 }
 
 void Report::merge_rank(const Report& other) {
@@ -81,10 +84,11 @@ void Watch::watch() {
   auto seen = turns_;
   while (!ending_) {
     if (changed_.wait_for(lock, kCellLimit, [this] { return ending_; })) return;
-    if (std::exchange(seen, turns_) != turns_) continue;  // hangs spread to all ranks at once: they work together
+    // hangs spread to all ranks at once: they work together
+    if (std::exchange(seen, turns_) != turns_) continue;
     for (std::size_t i = 0; i < cases_.size(); ++i)
-      std::fprintf(stderr, "watchdog: %s: rank %zu hangs in case '%s'\n", setting_.c_str(), static_cast<std::size_t>(first_rank_) + i,
-                   cases_[i].c_str());
+      std::fprintf(stderr, "watchdog: %s: rank %zu hangs in case '%s'\n", setting_.c_str(),
+                   static_cast<std::size_t>(first_rank_) + i, cases_[i].c_str());
     std::fflush(stderr);
     std::this_thread::sleep_for(3s);  // under mpirun: time for the others to say where they are
     std::_Exit(99);
@@ -102,12 +106,14 @@ void run_case(Context& context, const Case& one, Report& report) {
     return;
   } catch (const std::exception& error) {
     // At once, for the others may hang in this case now.
-    std::fprintf(stderr, "%s: %s: rank %d threw %s\n", context.setting.name.c_str(), one.name.c_str(), context.rank, error.what());
+    std::fprintf(stderr, "%s: %s: rank %d threw %s\n", context.setting.name.c_str(),
+                 one.name.c_str(), context.rank, error.what());
     context.fail(std::string("threw ") + error.what());
   }
   ++report.run;
   for (const auto& text : context.failures)
-    report.failed[context.setting.name + ": " + one.name].push_back("rank " + std::to_string(context.rank) + ": " + text);
+    report.failed[context.setting.name + ": " + one.name].push_back(
+        "rank " + std::to_string(context.rank) + ": " + text);
 }
 
 bool is_chosen(const Case& one, const Choice& choice, std::size_t& products) {
@@ -117,8 +123,8 @@ bool is_chosen(const Case& one, const Choice& choice, std::size_t& products) {
 
 }  // namespace
 
-Report run_rank(Endpoint& endpoint, const Setting& setting, int rank, std::map<std::string, Block>& notebook, const Choice& choice,
-                Watch& watch) {
+Report run_rank(Endpoint& endpoint, const Setting& setting, int rank,
+                std::map<std::string, Block>& notebook, const Choice& choice, Watch& watch) {
   Report report;
   Context context{endpoint, setting, rank, setting.size, notebook};
   watch.enter(rank, "(making the late set)");
@@ -131,8 +137,10 @@ Report run_rank(Endpoint& endpoint, const Setting& setting, int rank, std::map<s
   }
   std::vector<RouteChoice> ways;
   for (const auto& row : all_routes()) ways.push_back({row.route});
-  for (std::size_t access = 1; access < kAccesses; ++access) ways.push_back({Route::EachItsPart, static_cast<Access>(access)});
-  for (const RouteChoice& way : ways) report.taken[name_of(way)] = EngineProbe::taken(endpoint.engine(), way);
+  for (std::size_t access = 1; access < kAccesses; ++access)
+    ways.push_back({Route::EachItsPart, static_cast<Access>(access)});
+  for (const RouteChoice& way : ways)
+    report.taken[name_of(way)] = EngineProbe::taken(endpoint.engine(), way);
   const Case last{"shutdown/pending", run_shutdown_cell};
   watch.enter(rank, last.name);
   if (is_chosen(last, choice, products)) {
@@ -147,7 +155,8 @@ Report run_rank(Endpoint& endpoint, const Setting& setting, int rank, std::map<s
 int conclude(const Report& report, const std::vector<std::string>& routes) {
   bool all_taken = true;
   for (const auto& [name, taken] : report.taken)
-    if (taken > 0) std::printf("taken %llu times: %s\n", static_cast<unsigned long long>(taken), name.c_str());
+    if (taken > 0)
+      std::printf("taken %llu times: %s\n", static_cast<unsigned long long>(taken), name.c_str());
   for (const auto& name : routes) {
     const auto found = report.taken.find(name);
     if (found != report.taken.end() && found->second > 0) continue;
@@ -159,14 +168,16 @@ int conclude(const Report& report, const std::vector<std::string>& routes) {
     if (shown++ == kShown) std::printf("... and %zu more\n", report.failed.size() - kShown);
     if (shown > kShown) break;
     std::printf("FAILED %s\n", one.c_str());
-    for (std::size_t i = 0; i < std::min<std::size_t>(texts.size(), 4); ++i) std::printf("  %s\n", texts[i].c_str());
+    for (std::size_t i = 0; i < std::min<std::size_t>(texts.size(), 4); ++i)
+      std::printf("  %s\n", texts[i].c_str());
   }
   std::size_t skips = 0;
   for (const auto& [reason, count] : report.skipped) {
     std::printf("skipped %zu: %s\n", count, reason.c_str());
     skips += count;
   }
-  std::printf("contract: %zu cases run, %zu failed, %zu skipped\n", report.run, report.failed.size(), skips);
+  std::printf("contract: %zu cases run, %zu failed, %zu skipped\n", report.run,
+              report.failed.size(), skips);
   std::fflush(stdout);
   return report.failed.empty() && report.run > 0 && all_taken ? 0 : 1;
 }

@@ -19,7 +19,8 @@ namespace hvd::contract {
 struct Choice {
   std::string filter;     ///< cases whose name has it; empty: all
   int every = 1;          ///< of the cases of the large products only every so manyth
-  bool in_world = false;  ///< of processes: in a world of its own beside the global one, whose ranks are in the reverse order
+  bool in_world = false;  ///< of processes: in a world of its own beside the global one, whose
+                          ///< ranks are in the reverse order
 };
 
 /// What a rank has found; of several ranks, a case has failed if it failed on any.
@@ -27,14 +28,16 @@ struct Report {
   std::size_t run = 0;
   std::map<std::string, std::vector<std::string>> failed;  ///< by "setting: case"
   std::map<std::string, std::size_t> skipped;              ///< cases by reason
-  std::map<std::string, std::uint64_t> taken;              ///< batches and rounds by the name of their way, of this process's ranks
+  std::map<std::string, std::uint64_t>
+      taken;  ///< batches and rounds by the name of their way, of this process's ranks
   /// Another rank's of the same cases.
   void merge_rank(const Report& other);
   /// Of other cases.
   void add(const Report& other);
 };
 
-/// Which case each rank of this process is in. Ends the process when one is in the same case for too long, and says so for all.
+/// Which case each rank of this process is in. Ends the process when one is in the same case for
+/// too long, and says so for all.
 class Watch {
  public:
   Watch(std::string setting, int first_rank, int ranks);
@@ -55,12 +58,13 @@ class Watch {
   std::thread thread_;
 };
 
-/// One rank's run through a world: makes the late set, runs the chosen cases, shuts the world down. `notebook` outlives the world.
-Report run_rank(Endpoint& endpoint, const Setting& setting, int rank, std::map<std::string, Block>& notebook, const Choice& choice,
-                Watch& watch);
+/// One rank's run through a world: makes the late set, runs the chosen cases, shuts the world down.
+/// `notebook` outlives the world.
+Report run_rank(Endpoint& endpoint, const Setting& setting, int rank,
+                std::map<std::string, Block>& notebook, const Choice& choice, Watch& watch);
 
-/// Prints failures, skips and the routes that were taken, and the last line. Returns the exit code: also one of `routes`, by their names,
-/// that nothing took is a failure.
+/// Prints failures, skips and the routes that were taken, and the last line. Returns the exit code:
+/// also one of `routes`, by their names, that nothing took is a failure.
 int conclude(const Report& report, const std::vector<std::string>& routes = {});
 
 }  // namespace hvd::contract

@@ -22,7 +22,8 @@ InSet make_in_set(Context& context, SetKind set, const std::string& name, std::u
   return made;
 }
 
-/// All three sets at once under the same names, with barriers between, in another order on odd ranks.
+/// All three sets at once under the same names, with barriers between, in another order on odd
+/// ranks.
 void overlapping_sets(Context& context) {
   std::vector<SetKind> sets{SetKind::Global, SetKind::Early, SetKind::Late};
   if (context.rank % 2 == 1) std::reverse(sets.begin(), sets.end());
@@ -31,7 +32,8 @@ void overlapping_sets(Context& context) {
     for (int i = 0; i < 5; ++i)
       if (context.is_in(set))
         all.push_back(
-            make_in_set(context, set, "shared " + std::to_string(i), static_cast<std::uint64_t>(i) * 10 + static_cast<std::uint64_t>(set)));
+            make_in_set(context, set, "shared " + std::to_string(i),
+                        static_cast<std::uint64_t>(i) * 10 + static_cast<std::uint64_t>(set)));
   std::vector<Wait> waits;
   for (const InSet& one : all) waits.push_back(context.endpoint.start(one.call));
   context.endpoint.barrier(0);
@@ -62,7 +64,8 @@ void made_and_removed(Context& context) {
   check_refused(context, last.front(), call, {"there is no process set"});
 }
 
-/// Rank r does r allreduces and joins: the k-th counts the ranks below k as zeros, and the last rank is the last to join.
+/// Rank r does r allreduces and joins: the k-th counts the ranks below k as zeros, and the last
+/// rank is the last to join.
 void join_one_by_one(Context& context, DataType dtype, ReduceOp op) {
   context.need(OpKind::Allreduce, dtype, op);
   const auto ranks = context.ranks_of(SetKind::Global);
@@ -79,8 +82,9 @@ void join_one_by_one(Context& context, DataType dtype, ReduceOp op) {
   check_unnamed(context);
 }
 
-/// Rank 0 has joined; what cannot do without it fails on the others, and works afterwards. The ranks meet in another set of all of them,
-/// so that the others join only when rank 0 has tried what it may no longer do.
+/// Rank 0 has joined; what cannot do without it fails on the others, and works afterwards. The
+/// ranks meet in another set of all of them, so that the others join only when rank 0 has tried
+/// what it may no longer do.
 void missed(Context& context, OpKind kind, bool into) {
   context.need(kind);
   const int meeting = context.endpoint.add_set(context.ranks_of(SetKind::Global));
@@ -96,7 +100,9 @@ void missed(Context& context, OpKind kind, bool into) {
   if (into) {
     call.into = true;
     call.tensors.front().output = result.data();
-    call.tensors.front().output_rows = kind == OpKind::Allgather ? n * n : kind == OpKind::Alltoall ? n : 1;
+    call.tensors.front().output_rows = kind == OpKind::Allgather  ? n * n
+                                       : kind == OpKind::Alltoall ? n
+                                                                  : 1;
   }
   std::function<int()> joining;
   try {
@@ -109,7 +115,8 @@ void missed(Context& context, OpKind kind, bool into) {
       context.fail("it did without a rank that has joined");
     }
   } catch (const Joined& error) {
-    context.expect(contains(error.what(), "'missed'") && contains(error.what(), "0"), std::string("the text is ") + error.what());
+    context.expect(contains(error.what(), "'missed'") && contains(error.what(), "0"),
+                   std::string("the text is ") + error.what());
   }
   context.endpoint.barrier(meeting);
   context.rank == 0 ? joining() : context.endpoint.join(0);
@@ -121,7 +128,8 @@ void missed(Context& context, OpKind kind, bool into) {
 }  // namespace
 
 void add_set_cases(Cases& cases, const Setting& /*setting*/) {
-  for (int i = 0; i < 10; ++i) cases.push_back({"sets/overlapping, at once " + std::to_string(i), overlapping_sets});
+  for (int i = 0; i < 10; ++i)
+    cases.push_back({"sets/overlapping, at once " + std::to_string(i), overlapping_sets});
   cases.push_back({"sets/made and removed", made_and_removed});
   cases.push_back({"sets/different lists", [](Context& context) {
                      if (context.size < 2) return;
@@ -144,10 +152,12 @@ void add_join_cases(Cases& cases, const Setting& setting) {
         cases.push_back({std::string("join/") + type_name(dtype) + " " + reduction_name(op),
                          [=](Context& context) { join_one_by_one(context, dtype, op); }});
   if (setting.size < 2) return;
-  for (const OpKind kind : {OpKind::Allgather, OpKind::Broadcast, OpKind::Alltoall, OpKind::Reducescatter})
+  for (const OpKind kind :
+       {OpKind::Allgather, OpKind::Broadcast, OpKind::Alltoall, OpKind::Reducescatter})
     for (const bool into : {false, true}) {
       if (into && kind == OpKind::Broadcast) continue;
-      cases.push_back({"join/missed by operation " + std::to_string(static_cast<int>(kind)) + (into ? " into" : ""),
+      cases.push_back({"join/missed by operation " + std::to_string(static_cast<int>(kind)) +
+                           (into ? " into" : ""),
                        [=](Context& context) { missed(context, kind, into); }});
     }
 }
@@ -158,7 +168,8 @@ void run_shutdown_cell(Context& context) {
   if (context.rank == 0 && context.size > 1) pending = context.endpoint.start(made.call);
   float never = 0;
   std::function<int()> unsent;  // a recv of what nobody sends
-  if (context.rank == 0) unsent = context.endpoint.start_recv({DataType::Float32, {1}, &never, context.size - 1, 99});
+  if (context.rank == 0)
+    unsent = context.endpoint.start_recv({DataType::Float32, {1}, &never, context.size - 1, 99});
   context.endpoint.shutdown();
   for (int again = 0; unsent && again < 2; ++again) try {
       unsent();

@@ -23,7 +23,8 @@ Domains Setting::domains_of(const std::vector<int>& ranks, const std::vector<int
 
 bool Setting::is_alone(int rank) const {
   return !domain_of_rank.empty() && size > 1 &&
-         std::count(domain_of_rank.begin(), domain_of_rank.end(), domain_of_rank[static_cast<std::size_t>(rank)]) == 1;
+         std::count(domain_of_rank.begin(), domain_of_rank.end(),
+                    domain_of_rank[static_cast<std::size_t>(rank)]) == 1;
 }
 
 Cases all_cases(const Setting& setting) {

@@ -25,10 +25,13 @@ using Bytes = std::vector<std::uint8_t>;
 /// A folder of this rank alone, gone at the end of the test.
 class Folder {
  public:
-  Folder() : path_(fs::temp_directory_path() / ("hvd_data_test." + std::to_string(::getpid()))) { fs::create_directories(path_); }
+  Folder() : path_(fs::temp_directory_path() / ("hvd_data_test." + std::to_string(::getpid()))) {
+    fs::create_directories(path_);
+  }
   ~Folder() {  // not fs::remove_all: libtorch 2.11 brings its own, which crashes
     std::vector<fs::path> entries;
-    for (const auto& entry : fs::recursive_directory_iterator(path_)) entries.push_back(entry.path());
+    for (const auto& entry : fs::recursive_directory_iterator(path_))
+      entries.push_back(entry.path());
     for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) fs::remove(*entry);
     fs::remove(path_);
   }
@@ -38,7 +41,8 @@ class Folder {
   std::string path() const { return path_.string(); }
   void put(const std::string& name, const Bytes& bytes) const {
     std::ofstream(path_ / name, std::ios::binary)
-        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+        .write(reinterpret_cast<const char*>(bytes.data()),
+               static_cast<std::streamsize>(bytes.size()));
   }
   void put_gzipped(const std::string& name, const Bytes& bytes) const {
     gzFile out = gzopen((path_ / name).c_str(), "wb");
@@ -50,11 +54,13 @@ class Folder {
   fs::path path_;
 };
 
-/// Records whose label is their number modulo `classes`, and whose pixels differ by record and position.
+/// Records whose label is their number modulo `classes`, and whose pixels differ by record and
+/// position.
 Bytes cifar_records(int items, int classes, int label_bytes = 1) {
   Bytes bytes;
   for (int i = 0; i < items; ++i) {
-    for (int l = 0; l < label_bytes; ++l) bytes.push_back(static_cast<std::uint8_t>(l + 1 == label_bytes ? i % classes : 99));
+    for (int l = 0; l < label_bytes; ++l)
+      bytes.push_back(static_cast<std::uint8_t>(l + 1 == label_bytes ? i % classes : 99));
     for (int p = 0; p < 3072; ++p) bytes.push_back(static_cast<std::uint8_t>(i + 3 * p));
   }
   return bytes;
@@ -63,7 +69,8 @@ Bytes cifar_records(int items, int classes, int label_bytes = 1) {
 Bytes idx(const std::vector<std::uint32_t>& sizes, const Bytes& data) {
   Bytes bytes = {0, 0, 8, static_cast<std::uint8_t>(sizes.size())};
   for (const auto size : sizes) {
-    for (int shift = 24; shift >= 0; shift -= 8) bytes.push_back(static_cast<std::uint8_t>(size >> shift));
+    for (int shift = 24; shift >= 0; shift -= 8)
+      bytes.push_back(static_cast<std::uint8_t>(size >> shift));
   }
   bytes.insert(bytes.end(), data.begin(), data.end());
   return bytes;
@@ -71,7 +78,8 @@ Bytes idx(const std::vector<std::uint32_t>& sizes, const Bytes& data) {
 
 Bytes counting(std::size_t count, int modulo = 256) {
   Bytes bytes(count);
-  for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<std::uint8_t>(i % static_cast<std::size_t>(modulo));
+  for (std::size_t i = 0; i < count; ++i)
+    bytes[i] = static_cast<std::uint8_t>(i % static_cast<std::size_t>(modulo));
   return bytes;
 }
 
@@ -94,18 +102,24 @@ std::string refusal(Work work) {
 }
 
 bool mentions(const std::string& text, const std::vector<std::string>& words) {
-  return std::all_of(words.begin(), words.end(), [&](const auto& word) { return text.find(word) != std::string::npos; });
+  return std::all_of(words.begin(), words.end(),
+                     [&](const auto& word) { return text.find(word) != std::string::npos; });
 }
 
-TEST_CASE("training images: what the sampler deals, in its order, whatever the number of workers, also in the rest of an epoch") {
-  examples::Dataset data = examples::make_synthetic({.train_images = 60, .test_images = 1, .side = 8});
+TEST_CASE(
+    "training images: what the sampler deals, in its order, whatever the number of workers, also "
+    "in the rest of an epoch") {
+  examples::Dataset data =
+      examples::make_synthetic({.train_images = 60, .test_images = 1, .side = 8});
   data.augment = true;
   const auto per_step = 3 * static_cast<std::size_t>(hvd::size());
   for (const std::size_t workers : {0, 1, 3}) {
     CAPTURE(workers);
-    hvd::ElasticSampler sampler(60, true, 5, {.shares = hvd::Shares::DropLast}), dealt(60, true, 5, {.shares = hvd::Shares::DropLast});
-    const auto loader = torch::data::make_data_loader(examples::TrainingImages(data, 5, sampler), sampler,
-                                                      torch::data::DataLoaderOptions(3).workers(workers).drop_last(true));
+    hvd::ElasticSampler sampler(60, true, 5, {.shares = hvd::Shares::DropLast}),
+        dealt(60, true, 5, {.shares = hvd::Shares::DropLast});
+    const auto loader = torch::data::make_data_loader(
+        examples::TrainingImages(data, 5, sampler), sampler,
+        torch::data::DataLoaderOptions(3).workers(workers).drop_last(true));
     for (const auto& [epoch, used] : {std::pair{0U, 0U}, {1U, 0U}, {4U, 2U}}) {
       for (auto* one : {&sampler, &dealt}) {
         one->set_epoch(epoch);
@@ -127,13 +141,15 @@ TEST_CASE("training images: what the sampler deals, in its order, whatever the n
 }
 
 TEST_CASE("what fails in a worker is told in the words that it has without workers") {
-  examples::Dataset data = examples::make_synthetic({.train_images = 16, .test_images = 1, .side = 8});
+  examples::Dataset data =
+      examples::make_synthetic({.train_images = 16, .test_images = 1, .side = 8});
   data.train.images = data.train.images.to(torch::kFloat32);  // not bytes: data_ptr refuses
   std::vector<std::string> words;
   for (const std::size_t workers : {0, 2}) try {
       const hvd::ElasticSampler sampler(16);
-      const auto loader = torch::data::make_data_loader(examples::TrainingImages(data, 0, sampler), sampler,
-                                                        torch::data::DataLoaderOptions(4).workers(workers));
+      const auto loader =
+          torch::data::make_data_loader(examples::TrainingImages(data, 0, sampler), sampler,
+                                        torch::data::DataLoaderOptions(4).workers(workers));
       loader->begin() != loader->end();
     } catch (const std::exception& error) {
       words.push_back(examples::words_of(error));
@@ -155,7 +171,8 @@ TEST_CASE("CIFAR-10: whichever training files exist, in order") {
   CHECK(data.test.size() == 5);
   CHECK(data.image_shape() == std::vector<std::int64_t>{3, 32, 32});
   CHECK(data.train.labels.equal(torch::tensor({0, 1, 2, 3, 0, 1, 2}, torch::kInt64)));
-  const auto pixel = data.train.images[5][1][2][3].item<int>();  // record 1 of the second file; green, row 2, column 3
+  // record 1 of the second file; green, row 2, column 3
+  const auto pixel = data.train.images[5][1][2][3].item<int>();
   CHECK(pixel == ((1 + 3 * (1024 + 2 * 32 + 3)) & 0xFF));
 }
 
@@ -173,7 +190,8 @@ TEST_CASE("CIFAR-100: the fine label counts; the folder of the archive is found"
 TEST_CASE("CIFAR: bad files are refused with the reason") {
   const Folder folder;
   const auto read = [&] { examples::read_cifar10(folder.path()); };
-  CHECK(mentions(refusal([] { examples::read_cifar10("/nowhere"); }), {"/nowhere", "not a folder", "data_batch_1.bin"}));
+  CHECK(mentions(refusal([] { examples::read_cifar10("/nowhere"); }),
+                 {"/nowhere", "not a folder", "data_batch_1.bin"}));
   CHECK(mentions(refusal(read), {"holds none of", "data_batch_1.bin", "cifar-10-binary.tar.gz"}));
   folder.put("data_batch_1.bin", cifar_records(2, 10));
   CHECK(mentions(refusal(read), {"test_batch.bin"}));
@@ -216,7 +234,8 @@ TEST_CASE("MNIST: bad files are refused with the reason") {
   folder.put_gzipped("t10k-images-idx3-ubyte.gz", idx({12, 28, 28}, counting(12 * 28 * 28)));
   std::error_code error;
   put_mnist(folder);
-  fs::resize_file(folder.path() + "/t10k-images-idx3-ubyte.gz", fs::file_size(folder.path() + "/t10k-images-idx3-ubyte.gz") / 2, error);
+  fs::resize_file(folder.path() + "/t10k-images-idx3-ubyte.gz",
+                  fs::file_size(folder.path() + "/t10k-images-idx3-ubyte.gz") / 2, error);
   CHECK(mentions(refusal(read), {"t10k-images-idx3-ubyte.gz"}));
 }
 
@@ -225,15 +244,20 @@ TEST_CASE("synthetic images: the same for the same seed, balanced, no class has 
   const auto data = examples::make_synthetic(options), again = examples::make_synthetic(options);
   CHECK(data.train.images.equal(again.train.images));
   CHECK(data.test.labels.equal(again.test.labels));
-  CHECK(!data.train.images.equal(examples::make_synthetic({.train_images = 2000, .test_images = 100, .seed = 1}).train.images));
+  CHECK(!data.train.images.equal(
+      examples::make_synthetic({.train_images = 2000, .test_images = 100, .seed = 1})
+          .train.images));
   CHECK(data.train.labels.bincount().eq(200).all().item<bool>());
   for (int label = 0; label < 10; ++label) {
-    const auto mean = data.train.images.index({data.train.labels.eq(label)}).to(torch::kFloat64).mean(0) / 255 - 0.5;
+    const auto mean =
+        data.train.images.index({data.train.labels.eq(label)}).to(torch::kFloat64).mean(0) / 255 -
+        0.5;
     CHECK(mean.abs().mean().item<double>() < 0.02);  // the patterns' own mean size is about 0.06
   }
 }
 
-TEST_CASE("synthetic images: a linear model does not learn them, a small network does" * doctest::timeout(300)) {
+TEST_CASE("synthetic images: a linear model does not learn them, a small network does" *
+          doctest::timeout(300)) {
   const auto data = examples::make_synthetic({.train_images = 4000, .test_images = 1000});
   std::vector<std::size_t> all(4000);
   std::iota(all.begin(), all.end(), std::size_t{0});
@@ -243,34 +267,41 @@ TEST_CASE("synthetic images: a linear model does not learn them, a small network
     for (int step = 0; step < 160; ++step) {
       const auto begin = step * 128 % 3840;
       optimizer.zero_grad();
-      torch::nn::functional::cross_entropy(model->forward(train.data.narrow(0, begin, 128).flatten(1)), train.target.narrow(0, begin, 128))
+      torch::nn::functional::cross_entropy(
+          model->forward(train.data.narrow(0, begin, 128).flatten(1)),
+          train.target.narrow(0, begin, 128))
           .backward();
       optimizer.step();
     }
     const auto test = examples::make_batch(data, data.test, hvd::evaluation_share(1000, 0, 1));
     const torch::NoGradGuard no_grad;
-    return hvd::EvaluationTally().add(model->forward(test.data.flatten(1)), test.target).top1 / 1000;
+    return hvd::EvaluationTally().add(model->forward(test.data.flatten(1)), test.target).top1 /
+           1000;
   };
   torch::manual_seed(1);
   using torch::nn::Linear;
   const double linear = accuracy_of(torch::nn::Sequential(Linear(3072, 10)));
-  const double network =
-      accuracy_of(torch::nn::Sequential(Linear(3072, 128), torch::nn::ReLU(), Linear(128, 128), torch::nn::ReLU(), Linear(128, 10)));
+  const double network = accuracy_of(torch::nn::Sequential(
+      Linear(3072, 128), torch::nn::ReLU(), Linear(128, 128), torch::nn::ReLU(), Linear(128, 10)));
   MESSAGE("linear " << linear << ", network " << network);
   CHECK(linear < 0.5);
   CHECK(network > 0.9);
 }
 
-TEST_CASE("training batches: shifted and mirrored by image and epoch, as they are where the dataset does not want it") {
+TEST_CASE(
+    "training batches: shifted and mirrored by image and epoch, as they are where the dataset does "
+    "not want it") {
   examples::Dataset data;
-  data.train = {torch::arange(2 * 64, torch::kUInt8).view({2, 1, 8, 8}), torch::zeros({2}, torch::kInt64)};
+  data.train = {torch::arange(2 * 64, torch::kUInt8).view({2, 1, 8, 8}),
+                torch::zeros({2}, torch::kInt64)};
   data.mean = {0.5F};
   data.deviation = {0.25F};
   const auto plain = examples::make_batch(data, data.train, {0, 1});
   CHECK(plain.data[1][0][3][4].item<float>() == doctest::Approx((92 / 255.0 - 0.5) / 0.25));
   CHECK(examples::make_training_batch(data, {0, 1}, 0, 0).data.equal(plain.data));
   data.augment = true;
-  const auto first = examples::make_training_batch(data, {1}, 5, 9).data, again = examples::make_training_batch(data, {0, 1}, 5, 9).data;
+  const auto first = examples::make_training_batch(data, {1}, 5, 9).data,
+             again = examples::make_training_batch(data, {0, 1}, 5, 9).data;
   CHECK(first[0].equal(again[1]));
   int different = 0;
   for (std::size_t epoch = 0; epoch < 20; ++epoch)
@@ -291,15 +322,20 @@ TEST_CASE("evaluation: every image is counted once, whatever the number of ranks
 }
 
 TEST_CASE("evaluation: loss, top-1 and top-5 by hand") {
-  const auto scores = torch::tensor({{9., 5., 4., 3., 2., 1., 0.}, {9., 5., 4., 3., 2., 1., 0.}, {9., 5., 4., 3., 2., 1., 0.}});
+  const auto scores = torch::tensor(
+      {{9., 5., 4., 3., 2., 1., 0.}, {9., 5., 4., 3., 2., 1., 0.}, {9., 5., 4., 3., 2., 1., 0.}});
   const auto labels = torch::tensor({0, 4, 5}, torch::kInt64);
   const auto tally = hvd::EvaluationTally().add(scores, labels);
   CHECK(tally.samples == 3);
   CHECK(tally.top1 == 1);
   CHECK(tally.top5 == 2);
-  const double all = std::log(std::exp(9.) + std::exp(5.) + std::exp(4.) + std::exp(3.) + std::exp(2.) + std::exp(1.) + 1);
+  const double all = std::log(std::exp(9.) + std::exp(5.) + std::exp(4.) + std::exp(3.) +
+                              std::exp(2.) + std::exp(1.) + 1);
   CHECK(tally.loss == doctest::Approx(3 * all - 9 - 2 - 1));
-  CHECK(hvd::EvaluationTally().add(torch::tensor({{1., 2.}}), torch::tensor({0}, torch::kInt64)).top5 == 1);  // fewer than five classes
+  // fewer than five classes
+  CHECK(hvd::EvaluationTally()
+            .add(torch::tensor({{1., 2.}}), torch::tensor({0}, torch::kInt64))
+            .top5 == 1);
 }
 
 TEST_CASE("evaluation: the ranks together find what one process finds") {
@@ -318,7 +354,8 @@ TEST_CASE("evaluation: the ranks together find what one process finds") {
 }
 
 TEST_CASE("ResNet-18 has torchvision's parameters") {
-  const auto model = examples::make_model({.name = "resnet18", .image = {3, 224, 224}, .classes = 1000});
+  const auto model =
+      examples::make_model({.name = "resnet18", .image = {3, 224, 224}, .classes = 1000});
   std::int64_t numbers = 0;
   for (const auto& parameter : model->parameters()) numbers += parameter.numel();
   CHECK(model->parameters().size() == 62);
@@ -332,10 +369,14 @@ TEST_CASE("ResNet-18 has torchvision's parameters") {
   CHECK(model->forward(torch::zeros({2, 3, 64, 64})).sizes() == torch::IntArrayRef{2, 1000});
 }
 
-TEST_CASE("checkpoint: brings back model, optimizer, sampler and position; refuses another run's and a damaged one") {
+TEST_CASE(
+    "checkpoint: brings back model, optimizer, sampler and position; refuses another run's and a "
+    "damaged one") {
   const Folder folder;
   torch::manual_seed(3);
-  const auto make = [] { return examples::make_model({.name = "mlp", .image = {1, 4, 4}, .classes = 3}); };
+  const auto make = [] {
+    return examples::make_model({.name = "mlp", .image = {1, 4, 4}, .classes = 3});
+  };
   auto model = make(), other = make();
   torch::optim::Adam adam(model->parameters(), 0.01), other_adam(other->parameters(), 0.5);
   model->forward(torch::ones({2, 16})).sum().backward();
@@ -347,8 +388,10 @@ TEST_CASE("checkpoint: brings back model, optimizer, sampler and position; refus
   sampler.set_epoch(2);
   sampler.record_batch(30 / size);
   std::optional<hvd::GradScaler> none;
-  CHECK_THROWS_WITH(file.load(*other, other_adam, resumed, none), doctest::Contains("to resume from"));
-  file.save(*model, adam, sampler, {.epoch = 2, .images = 30, .step = 77, .loss_sums = {1.0 / 3, 0.5}});
+  CHECK_THROWS_WITH(file.load(*other, other_adam, resumed, none),
+                    doctest::Contains("to resume from"));
+  file.save(*model, adam, sampler,
+            {.epoch = 2, .images = 30, .step = 77, .loss_sums = {1.0 / 3, 0.5}});
   const auto position = file.load(*other, other_adam, resumed, none);
   CHECK(resumed.epoch() == 2);
   CHECK(resumed.processed() == 30 / size * size);
@@ -364,14 +407,17 @@ TEST_CASE("checkpoint: brings back model, optimizer, sampler and position; refus
   other_adam.param_groups()[0].options().set_lr(0.01);
   adam.step();
   other_adam.step();
-  for (std::size_t i = 0; i < model->parameters().size(); ++i) CHECK(model->parameters()[i].equal(other->parameters()[i]));
+  for (std::size_t i = 0; i < model->parameters().size(); ++i)
+    CHECK(model->parameters()[i].equal(other->parameters()[i]));
 
   const examples::CheckpointFile wrong(shared, {{"--model", "resnet18"}});
-  CHECK_THROWS_WITH(wrong.load(*other, other_adam, resumed, none), doctest::Contains("its --model is mlp, here it is resnet18"));
+  CHECK_THROWS_WITH(wrong.load(*other, other_adam, resumed, none),
+                    doctest::Contains("its --model is mlp, here it is resnet18"));
   // An older program dealt the images otherwise: the epoch begins anew.
   hvd::Checkpoint(shared + "/checkpoint.pt")
       .save(*model, adam, 77,
-            {.strings = {{"identity", R"({"--model":"mlp"})"}, {"position", R"({"epoch":5,"images":30,"step":77,"loss_sums":[1.0]})"}}});
+            {.strings = {{"identity", R"({"--model":"mlp"})"},
+                         {"position", R"({"epoch":5,"images":30,"step":77,"loss_sums":[1.0]})"}}});
   const auto older = file.load(*other, other_adam, resumed, none);
   CHECK(older.epoch == 5);
   CHECK(older.images == 0);

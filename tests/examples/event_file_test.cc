@@ -1,4 +1,5 @@
-// TensorBoard's files, byte for byte; tests/system/scripts/train/train_options.sh has TensorBoard read one.
+// TensorBoard's files, byte for byte; tests/system/scripts/train/train_options.sh has TensorBoard
+// read one.
 #include "examples/train/trainer/event_file.h"
 
 #include <doctest/doctest.h>
@@ -60,13 +61,15 @@ TEST_CASE("an event file has its version, where it goes on, and scalars") {
     REQUIRE(all.size() == 3);
     CHECK(all[0] == std::string("\x10\x00\x1A\x0D", 4) + "brain.Event:2");
     CHECK(all[1] == std::string("\x10\xAC\x02\x3A\x02\x08\x01"));
-    CHECK(all[2] == std::string("\x10\xAD\x02\x2A\x0C\x0A\x0A\x0A\x03", 9) + "a/b" + std::string("\x15\x00\x00\x00\x3F", 5));
+    CHECK(all[2] == std::string("\x10\xAD\x02\x2A\x0C\x0A\x0A\x0A\x03", 9) + "a/b" +
+                        std::string("\x15\x00\x00\x00\x3F", 5));
   }
   fs::remove_all(folder);
 }
 
 TEST_CASE("a folder that cannot be written to is named") {
-  CHECK_THROWS_WITH_AS(examples::EventFile("/dev/null/events", 0), doctest::Contains("/dev/null/events"), std::runtime_error);
+  CHECK_THROWS_WITH_AS(examples::EventFile("/dev/null/events", 0),
+                       doctest::Contains("/dev/null/events"), std::runtime_error);
 }
 
 }  // namespace

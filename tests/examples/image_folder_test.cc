@@ -14,7 +14,9 @@ using examples::ImageFolder;
 
 class Tree {
  public:
-  Tree() : path_(fs::temp_directory_path() / ("hvd_folder_test." + std::to_string(::getpid()))) { fs::create_directories(path_); }
+  Tree() : path_(fs::temp_directory_path() / ("hvd_folder_test." + std::to_string(::getpid()))) {
+    fs::create_directories(path_);
+  }
   ~Tree() { fs::remove_all(path_); }
   Tree(const Tree&) = delete;
   Tree& operator=(const Tree&) = delete;
@@ -32,7 +34,8 @@ class Tree {
 std::vector<std::string> names(const ImageFolder& folder, const fs::path& root) {
   std::vector<std::string> all;
   for (std::size_t i = 0; i < folder.size(); ++i)
-    all.push_back(std::to_string(folder.label(i)) + " " + folder.path(i).substr(root.string().size() + 1));
+    all.push_back(std::to_string(folder.label(i)) + " " +
+                  folder.path(i).substr(root.string().size() + 1));
   return all;
 }
 
@@ -48,15 +51,17 @@ std::string refusal(const fs::path& folder, const std::vector<std::string>& clas
 TEST_CASE("images are in the order of class, folder and name, as torchvision has them") {
   const Tree tree;
   for (const char* file :
-       {"train/dog/b.jpg", "train/dog/a.PNG", "train/cat/10.JPEG", "train/cat/9.jpeg", "train/cat/sub/1.jpg", "train/cat/sub-b/1.jpg",
-        "train/cat/readme.txt", "train/cat/jpg", "train/cat/.hidden.jpg", "train/.git/x.jpg", "train/stray.jpg"}) {
+       {"train/dog/b.jpg", "train/dog/a.PNG", "train/cat/10.JPEG", "train/cat/9.jpeg",
+        "train/cat/sub/1.jpg", "train/cat/sub-b/1.jpg", "train/cat/readme.txt", "train/cat/jpg",
+        "train/cat/.hidden.jpg", "train/.git/x.jpg", "train/stray.jpg"}) {
     tree.put(file);
   }
   const auto root = tree / "train";
   const ImageFolder images(root);
   CHECK(images.classes() == std::vector<std::string>{"cat", "dog"});
-  CHECK(names(images, root) ==
-        std::vector<std::string>{"0 cat/10.JPEG", "0 cat/9.jpeg", "0 cat/sub/1.jpg", "0 cat/sub-b/1.jpg", "1 dog/a.PNG", "1 dog/b.jpg"});
+  CHECK(names(images, root) == std::vector<std::string>{"0 cat/10.JPEG", "0 cat/9.jpeg",
+                                                        "0 cat/sub/1.jpg", "0 cat/sub-b/1.jpg",
+                                                        "1 dog/a.PNG", "1 dog/b.jpg"});
   CHECK(images.passed_over() == 2);
   CHECK(images.empty_classes().empty());
 }
@@ -72,12 +77,14 @@ TEST_CASE("links are followed, also where they lead round, and not where they le
   fs::create_symlink(tree / "nowhere", tree / "train/a/broken.jpg");
   const auto root = tree / "train";
   // A broken link counts as a file: that it cannot be read is found out when it is, and said.
-  CHECK(names(ImageFolder(root), root) == std::vector<std::string>{"0 a/0.jpg", "0 a/broken.jpg", "0 a/linked.jpg", "1 b/1.jpg"});
+  CHECK(names(ImageFolder(root), root) ==
+        std::vector<std::string>{"0 a/0.jpg", "0 a/broken.jpg", "0 a/linked.jpg", "1 b/1.jpg"});
 }
 
 TEST_CASE("validation has the numbers of the training classes, and no others") {
   const Tree tree;
-  for (const char* file : {"train/a/1.jpg", "train/b/1.jpg", "train/c/1.jpg", "val/c/1.jpg", "val/a/1.jpg", "more/c/1.jpg", "more/d/1.jpg"})
+  for (const char* file : {"train/a/1.jpg", "train/b/1.jpg", "train/c/1.jpg", "val/c/1.jpg",
+                           "val/a/1.jpg", "more/c/1.jpg", "more/d/1.jpg"})
     tree.put(file);
   fs::create_directories(tree / "train/empty");
   const ImageFolder train(tree / "train");
@@ -85,7 +92,8 @@ TEST_CASE("validation has the numbers of the training classes, and no others") {
   CHECK(train.empty_classes() == std::vector<std::string>{"empty"});
   const ImageFolder val(tree / "val", train.classes());
   CHECK(names(val, tree / "val") == std::vector<std::string>{"0 a/1.jpg", "2 c/1.jpg"});
-  CHECK(refusal(tree / "more", train.classes()).find("training images have not: d;") != std::string::npos);
+  CHECK(refusal(tree / "more", train.classes()).find("training images have not: d;") !=
+        std::string::npos);
 }
 
 TEST_CASE("what is no such folder is refused with words") {
@@ -99,8 +107,8 @@ TEST_CASE("what is no such folder is refused with words") {
 
 TEST_CASE("the fingerprint tells lists apart, and not places") {
   const Tree tree;
-  for (const char* file :
-       {"1/a/x.jpg", "1/b/y.jpg", "2/a/x.jpg", "2/b/y.jpg", "3/a/x.jpg", "3/b/z.jpg", "4/a/x.jpg", "4/a/y.jpg", "4/b/y.jpg"})
+  for (const char* file : {"1/a/x.jpg", "1/b/y.jpg", "2/a/x.jpg", "2/b/y.jpg", "3/a/x.jpg",
+                           "3/b/z.jpg", "4/a/x.jpg", "4/a/y.jpg", "4/b/y.jpg"})
     tree.put(file);
   const auto of = [&](const char* name) { return ImageFolder(tree / name).fingerprint(); };
   CHECK(of("1") == of("2"));

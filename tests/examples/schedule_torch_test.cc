@@ -16,11 +16,13 @@ using doctest::Approx;
 using examples::Options;
 using examples::parse_steps;
 
-/// The rates of the first `steps` steps of an optimizer with two groups, the second of which has half of the first's.
+/// The rates of the first `steps` steps of an optimizer with two groups, the second of which has
+/// half of the first's.
 std::vector<double> rates_of(const Options& options, std::int64_t steps_per_epoch, int steps) {
   std::vector<torch::optim::OptimizerParamGroup> groups;
   for (const double rate : {1.0, 0.5})
-    groups.emplace_back(std::vector{torch::zeros({1})}, std::make_unique<torch::optim::SGDOptions>(rate));
+    groups.emplace_back(std::vector{torch::zeros({1})},
+                        std::make_unique<torch::optim::SGDOptions>(rate));
   torch::optim::SGD optimizer(std::move(groups), torch::optim::SGDOptions(1));
   const auto schedule = examples::make_schedule(options, optimizer, steps_per_epoch);
   std::vector<double> rates;
@@ -55,13 +57,17 @@ TEST_CASE("a cosine goes from 1 to 0 over the epochs after the warm-up, and stay
   CHECK(warm[24] == Approx(0.5));
 }
 
-TEST_CASE("a warm-up is a straight line to the whole rate, also when it is longer than training or passes a step") {
-  const auto rates = rates_of({.schedule = "step", .lr_steps = {1}, .lr_gamma = 0.5, .warmup_epochs = 4}, 2, 10);
+TEST_CASE(
+    "a warm-up is a straight line to the whole rate, also when it is longer than training or "
+    "passes a step") {
+  const auto rates =
+      rates_of({.schedule = "step", .lr_steps = {1}, .lr_gamma = 0.5, .warmup_epochs = 4}, 2, 10);
   CHECK(rates[0] == 0.01);
   CHECK(rates[1] == Approx(0.01 + 0.99 / 8));
   CHECK(rates[4] == Approx(0.505));
   CHECK(rates[8] == Approx(0.5));
-  CHECK(rates_of({.epochs = 1, .schedule = "cosine", .warmup_epochs = 4}, 2, 2)[1] == Approx(0.01 + 0.99 / 8));
+  CHECK(rates_of({.epochs = 1, .schedule = "cosine", .warmup_epochs = 4}, 2, 2)[1] ==
+        Approx(0.01 + 0.99 / 8));
   CHECK(rates_of({.warmup_epochs = 0.3}, 4, 4)[2] == 1);  // the second step ends it
 }
 
@@ -83,7 +89,8 @@ TEST_CASE("a short set shrinks the batch, one image per pass is the least") {
   CHECK(examples::batch_size_of({.batch_size = 8}, 100, 3) == 8);
   CHECK(examples::batch_size_of({.batch_size = 8}, 11, 3) == 3);
   CHECK(examples::batch_size_of({.batch_size = 8, .accumulate = 3}, 11, 3) == 1);
-  CHECK_THROWS_WITH_AS(examples::batch_size_of({}, 2, 3), doctest::Contains("2 training images are too few for 3 ranks"),
+  CHECK_THROWS_WITH_AS(examples::batch_size_of({}, 2, 3),
+                       doctest::Contains("2 training images are too few for 3 ranks"),
                        std::invalid_argument);
 }
 

@@ -16,7 +16,8 @@ void take(Reader& input) {
   encode(writer, read);
   Reader again(writer.bytes());
   const Agreement same = decode_agreement(again);
-  if (same.present != read.present || same.absent != read.absent || same.last != read.last) std::abort();
+  if (same.present != read.present || same.absent != read.absent || same.last != read.last)
+    std::abort();
 }
 
 }  // namespace hvd::fuzz

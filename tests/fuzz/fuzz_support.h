@@ -1,7 +1,8 @@
 #pragma once
-/// What the fuzz targets share. A target defines `example` (a well-formed input, drawn from a seed: the corpus, which therefore
-/// needs no files) and `take` (what is tried on any input). Whatever `take` throws but WireError or another error of the library ends
-/// the program, and so does memory out of all proportion to the input.
+/// What the fuzz targets share. A target defines `example` (a well-formed input, drawn from a seed:
+/// the corpus, which therefore needs no files) and `take` (what is tried on any input). Whatever
+/// `take` throws but WireError or another error of the library ends the program, and so does memory
+/// out of all proportion to the input.
 
 #include <sanitizer/allocator_interface.h>
 
@@ -26,7 +27,8 @@ void take(Reader& input);
 inline std::atomic<std::size_t> allocated{0};  // NOLINT: counts for one input at a time
 inline bool counting = false;                  // NOLINT
 
-/// Bytes asked for while an input is taken, freed or not: at the most this much for each byte of the input, and a fixed sum.
+/// Bytes asked for while an input is taken, freed or not: at the most this much for each byte of
+/// the input, and a fixed sum.
 inline constexpr std::size_t kPerByte = 4096;
 inline constexpr std::size_t kAnyway = std::size_t{4} << 20;
 
@@ -41,13 +43,15 @@ inline int run(const std::uint8_t* data, std::size_t size) {
   }
   counting = false;
   if (allocated > kAnyway + kPerByte * size) {
-    std::fprintf(stderr, "%zu bytes of input made it ask for %zu bytes of memory\n", size, allocated.load());
+    std::fprintf(stderr, "%zu bytes of input made it ask for %zu bytes of memory\n", size,
+                 allocated.load());
     std::abort();
   }
   return 0;
 }
 
-inline std::size_t mutate(std::uint8_t* data, std::size_t size, std::size_t max_size, unsigned seed) {
+inline std::size_t mutate(std::uint8_t* data, std::size_t size, std::size_t max_size,
+                          unsigned seed) {
   test::Random random(seed);
   if (size > 1 && !random.one_in(16)) return LLVMFuzzerMutate(data, size, max_size);
   const Bytes made = example(random);
@@ -66,7 +70,10 @@ extern "C" int LLVMFuzzerInitialize(int* /*argc*/, char*** /*argv*/) {
       [](const volatile void* /*block*/) {});
   return 0;
 }
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) { return hvd::fuzz::run(data, size); }
-extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t max_size, unsigned seed) {
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  return hvd::fuzz::run(data, size);
+}
+extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size,
+                                               std::size_t max_size, unsigned seed) {
   return hvd::fuzz::mutate(data, size, max_size, seed);
 }

@@ -1,4 +1,5 @@
-// LeaderTree: messages from neighbours, at the root and at a leader that has both a parent and a child.
+// LeaderTree: messages from neighbours, at the root and at a leader that has both a parent and a
+// child.
 #include <deque>
 #include <numeric>
 
@@ -17,7 +18,9 @@ class Line final : public Transport {
   explicit Line(int domain) : domain_(domain) {}
   int domain() const override { return domain_; }
   int domains() const override { return kDomains; }
-  void send(int to, std::span<const std::byte> bytes) override { sent.push_back({to, Bytes(bytes.begin(), bytes.end())}); }
+  void send(int to, std::span<const std::byte> bytes) override {
+    sent.push_back({to, Bytes(bytes.begin(), bytes.end())});
+  }
   std::optional<Message> receive() override {
     if (coming.empty()) return std::nullopt;
     Message message = std::move(coming.front());
@@ -43,7 +46,8 @@ struct Leader {
     actions.refuse = [](const UnitKey&, int, const std::string&) {};
     actions.leave = [](int) {};
     actions.fail = [](const Status&) {};
-    actions.drop = [this](const UnitKey&) { return ++drops_asked % 3 != 0; };  // sometimes it is in use
+    // sometimes it is in use
+    actions.drop = [this](const UnitKey&) { return ++drops_asked % 3 != 0; };
     actions.ranks_of = [this](int set) -> const std::vector<int>* {
       if (set < 0 || set > 2) throw WireError("unknown process set");
       return set == 0 ? &everyone : set == 1 ? &some : nullptr;  // 2 was removed
@@ -61,9 +65,16 @@ struct Leader {
 void talk(test::Random& random, LeaderTree& relay, int domain, const UnitKey& key) {
   const auto said = std::make_shared<const Signature>(signature(random, key.kind, 4));
   relay.tell({LocalEvent::Kind::Introduced, key, domain, said});
-  if (key.kind == OpKind::Join || random.one_in(4)) relay.tell({LocalEvent::Kind::Joined, {key.process_set, OpKind::Join, {}}, domain});
+  if (key.kind == OpKind::Join || random.one_in(4))
+    relay.tell({LocalEvent::Kind::Joined, {key.process_set, OpKind::Join, {}}, domain});
   if (!random.one_in(4)) relay.tell({LocalEvent::Kind::Ready, key, -1, nullptr, agreement(random)});
-  if (random.one_in(4)) relay.tell({LocalEvent::Kind::Left, {}, domain, nullptr, {}, random.one_in(2) ? Pledges{{key, 1}} : Pledges{}});
+  if (random.one_in(4))
+    relay.tell({LocalEvent::Kind::Left,
+                {},
+                domain,
+                nullptr,
+                {},
+                random.one_in(2) ? Pledges{{key, 1}} : Pledges{}});
   if (random.one_in(4)) relay.tell({LocalEvent::Kind::Doubted, key});
   if (random.one_in(4)) relay.blocked({domain, {{domain, {key}, {key}}}, {}});
   if (random.one_in(8)) relay.failed({Status::Code::RankFailed, "rank 3 died"});
@@ -82,15 +93,18 @@ Bytes example(test::Random& random) {
     for (auto& leader : leaders) {
       leader->relay->advance();
       for (auto& message : std::exchange(leader->line.sent, {})) {
-        if (message.from == listener) writer.put(static_cast<std::uint8_t>(leader->line.domain())).put_bytes(message.bytes);
-        leaders[static_cast<std::size_t>(message.from)]->line.coming.push_back({leader->line.domain(), message.bytes});
+        if (message.from == listener)
+          writer.put(static_cast<std::uint8_t>(leader->line.domain())).put_bytes(message.bytes);
+        leaders[static_cast<std::size_t>(message.from)]->line.coming.push_back(
+            {leader->line.domain(), message.bytes});
       }
     }
   };
   try {
     for (int i = random.between(1, 3); i > 0; --i) {
       const UnitKey about = key(random, 1);
-      for (int d = 0; d < kDomains; ++d) talk(random, *leaders[static_cast<std::size_t>(d)]->relay, d, about);
+      for (int d = 0; d < kDomains; ++d)
+        talk(random, *leaders[static_cast<std::size_t>(d)]->relay, d, about);
       if (random.one_in(3)) leaders[0]->relay->announce_cut(0);
       for (int round = 0; round < 5; ++round) deliver();
     }
@@ -106,7 +120,8 @@ void take(Reader& input) {
   test::Random random(1);
   for (int messages = 0; !input.at_end() && messages < 200; ++messages) {
     const auto from = static_cast<int>(input.get<std::uint8_t>());
-    if (std::find(neighbours.begin(), neighbours.end(), from) == neighbours.end()) {  // this domain has something to say itself
+    // this domain has something to say itself
+    if (std::find(neighbours.begin(), neighbours.end(), from) == neighbours.end()) {
       talk(random, *leader.relay, domain, key(random, 1));
       leader.relay->advance();
       continue;

@@ -1,4 +1,5 @@
-// Negotiator::apply: several records one after the other, on a small table of a domain with three of five ranks.
+// Negotiator::apply: several records one after the other, on a small table of a domain with three
+// of five ranks.
 #include <numeric>
 #include <optional>
 
@@ -16,7 +17,8 @@ Negotiator table() {
   topology.domains = 2;
   topology.domain_of_rank = {0, 0, 0, 1, 1};
   topology.domain_ranks = {0, 1, 2};
-  return Negotiator(topology, {{0, {0, 1, 2, 3, 4}, 0}, {1, {0, 2}, 0}, {2, {1, 3, 4}, -1}}, 4096, 16);
+  return Negotiator(topology, {{0, {0, 1, 2, 3, 4}, 0}, {1, {0, 2}, 0}, {2, {1, 3, 4}, -1}}, 4096,
+                    16);
 }
 
 }  // namespace
@@ -41,11 +43,15 @@ Bytes example(test::Random& random) {
       if (random.one_in(2)) {  // all at once, where they follow one another
         Runs runs;
         for (const int rank : ranks) add(runs, {rank, 1});
-        if (const auto record = scratch.introduction(wanted, runs, said, [](std::uint32_t) { return 0U; })) commit(*record);
+        if (const auto record =
+                scratch.introduction(wanted, runs, said, [](std::uint32_t) { return 0U; }))
+          commit(*record);
       }
       for (const int rank : ranks) {
         if (random.one_in(8)) said.op = ReduceOp::Min;
-        if (const auto record = scratch.introduction(wanted, rank, said, [](std::uint32_t) { return 0U; })) commit(*record);
+        if (const auto record =
+                scratch.introduction(wanted, rank, said, [](std::uint32_t) { return 0U; }))
+          commit(*record);
       }
       const Unit* unit = scratch.find(wanted);
       if (unit == nullptr) continue;
@@ -58,12 +64,14 @@ Bytes example(test::Random& random) {
       commit(Negotiator::agreement(id, what));
       if (random.one_in(2) && scratch.agreed().has(wanted.process_set)) {
         const bool here = scratch.agreed().takes_part_next(wanted.process_set) != random.one_in(16);
-        const std::vector<std::uint64_t> sequences(here ? scratch.agreed().batches_of_next_cut(wanted.process_set) : 0, 5);
+        const std::vector<std::uint64_t> sequences(
+            here ? scratch.agreed().batches_of_next_cut(wanted.process_set) : 0, 5);
         commit(Negotiator::cut_record(wanted.process_set, sequences));
       }
       if (random.one_in(4)) commit(Negotiator::eviction(id));
       if (random.one_in(4)) commit(Negotiator::joined_up(wanted.process_set, ranks[0]));
-      if (random.one_in(8)) commit(Negotiator::conflict(wanted.process_set, wanted.name, {{ranks[0], wanted.kind}}));
+      if (random.one_in(8))
+        commit(Negotiator::conflict(wanted.process_set, wanted.name, {{ranks[0], wanted.kind}}));
       if (random.one_in(8)) commit(Negotiator::leaving(ranks[0]));
       if (random.one_in(8)) commit(Negotiator::leaving(ranks[0], std::vector<Pledge>{{id, 2}}));
       if (random.one_in(8)) commit(Negotiator::doubt(id));
@@ -91,10 +99,13 @@ void take(Reader& input) {
     for (const auto& ready : outcomes.host_ready)
       if (!negotiator.knows(ready.id)) std::abort();
     for (const auto& batch : outcomes.batches)
-      if (batch.plan.tensors.empty() || negotiator.agreed().local_participants(batch.plan) > 3) std::abort();
+      if (batch.plan.tensors.empty() || negotiator.agreed().local_participants(batch.plan) > 3)
+        std::abort();
     for (const Scope scope : {Scope::Domain, Scope::World})
       for (const int set : negotiator.agreed().sets(scope))
-        if (negotiator.agreed().batches_of_next_cut(set) == 0 || negotiator.agreed().domains_of_next_cut(set).empty()) std::abort();
+        if (negotiator.agreed().batches_of_next_cut(set) == 0 ||
+            negotiator.agreed().domains_of_next_cut(set).empty())
+          std::abort();
   }
 }
 

@@ -12,7 +12,10 @@ Bytes example(test::Random& random) {
 
 void take(Reader& input) {
   const Signature read = decode_signature(input);
-  if (read.prescale_factor != read.prescale_factor || read.postscale_factor != read.postscale_factor) return;  // NaN equals nothing
+  // NaN equals nothing
+  if (read.prescale_factor != read.prescale_factor ||
+      read.postscale_factor != read.postscale_factor)
+    return;
   Writer writer;
   encode(writer, read);
   Reader again(writer.bytes());

@@ -1,5 +1,6 @@
-// The ranks' store and the frames that it is told: a stranger is never taken for a rank, whatever it says, and a rank that says what it may
-// not harms only itself: what the others are told are whole frames of the protocol.
+// The ranks' store and the frames that it is told: a stranger is never taken for a rank, whatever
+// it says, and a rank that says what it may not harms only itself: what the others are told are
+// whole frames of the protocol.
 #include <array>
 
 #include "ops/rendezvous/store.h"
@@ -23,11 +24,17 @@ Bytes frame(test::Random& random) {
   const std::string key(1, static_cast<char>('a' + random.below(3)));
   switch (random.below(4)) {
     case 0:
-      put_frame(made, FrameKind::Hello, make_hello({random.below(4), kRanks, "x"}, make_key("guess", "job"), kNonce, kNonce));
+      put_frame(
+          made, FrameKind::Hello,
+          make_hello({random.below(4), kRanks, "x"}, make_key("guess", "job"), kNonce, kNonce));
       break;
     case 1:
       put_frame(made, FrameKind::Put,
-                Writer().put_string(key).put(static_cast<std::uint32_t>(random.below(4))).put_bytes(some(random, 40)).bytes());
+                Writer()
+                    .put_string(key)
+                    .put(static_cast<std::uint32_t>(random.below(4)))
+                    .put_bytes(some(random, 40))
+                    .bytes());
       break;
     case 2:
       put_frame(made, FrameKind::Get, Writer().put_string(key).bytes());
@@ -78,7 +85,8 @@ void take_ranks(Reader& input) {
       FrameReader reader;
       reader.trust();
       reader.add(sent);
-      if (const auto again = reader.next(); !again || again->payload != reply.frame.payload) std::abort();
+      if (const auto again = reader.next(); !again || again->payload != reply.frame.payload)
+        std::abort();
     }
   }
 }

@@ -1,6 +1,7 @@
-// A call of CUDA's that is refused says so by what it returns, and leaves nothing behind: the thread's last error, which LibTorch asks for
-// after each kernel of the user's, stays empty. A plain program: prints what it found, returns 1 if anything is wrong, 77 (a skip) where
-// there is no GPU: asking for the last error is refused there, too.
+// A call of CUDA's that is refused says so by what it returns, and leaves nothing behind: the
+// thread's last error, which LibTorch asks for after each kernel of the user's, stays empty. A
+// plain program: prints what it found, returns 1 if anything is wrong, 77 (a skip) where there is
+// no GPU: asking for the last error is refused there, too.
 #include <cuda_runtime_api.h>
 
 #include <array>
@@ -23,8 +24,8 @@ void refuse(const std::string& what, const std::function<CudaCode()>& call) {
   const cudaError_t left = cudaGetLastError();
   if (code != CudaCode::Success && left == cudaSuccess) return;
   ++failures;
-  std::printf("FAILED: %s: returned %d, left %d (%s)\n", what.c_str(), static_cast<int>(code), static_cast<int>(left),
-              cudaGetErrorName(left));
+  std::printf("FAILED: %s: returned %d, left %d (%s)\n", what.c_str(), static_cast<int>(code),
+              static_cast<int>(left), cudaGetErrorName(left));
 }
 
 void refuse_all(const GpuApi& table) {

@@ -1,6 +1,7 @@
-// NCCL's half of the linked table over an NCCL and a CUDA of this file's: every call goes to the NCCL that this program is linked with, and
-// leaves the thread's last CUDA error as it was, as NCCL up to 2.29 does not. Needs no GPU; a skip (77) where NCCL is not built. A plain
-// program: prints what it found, returns 1 if anything is wrong.
+// NCCL's half of the linked table over an NCCL and a CUDA of this file's: every call goes to the
+// NCCL that this program is linked with, and leaves the thread's last CUDA error as it was, as NCCL
+// up to 2.29 does not. Needs no GPU; a skip (77) where NCCL is not built. A plain program: prints
+// what it found, returns 1 if anything is wrong.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -36,35 +37,58 @@ cudaError_t cudaGetLastError() {
 cudaError_t cudaPeekAtLastError() { return last_error; }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId*) { return note("ncclGetUniqueId"); }
-ncclResult_t ncclCommInitRankConfig(ncclComm_t*, int, ncclUniqueId, int, ncclConfig_t*) { return note("ncclCommInitRankConfig"); }
+ncclResult_t ncclCommInitRankConfig(ncclComm_t*, int, ncclUniqueId, int, ncclConfig_t*) {
+  return note("ncclCommInitRankConfig");
+}
 ncclResult_t ncclCommAbort(ncclComm_t) { return note("ncclCommAbort"); }
-ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t*) { return note("ncclCommGetAsyncError"); }
-ncclResult_t ncclCommRegister(const ncclComm_t, void*, size_t, void**) { return note("ncclCommRegister"); }
+ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t*) {
+  return note("ncclCommGetAsyncError");
+}
+ncclResult_t ncclCommRegister(const ncclComm_t, void*, size_t, void**) {
+  return note("ncclCommRegister");
+}
 ncclResult_t ncclCommDeregister(const ncclComm_t, void*) { return note("ncclCommDeregister"); }
 ncclResult_t ncclMemAlloc(void**, size_t) { return note("ncclMemAlloc"); }
 ncclResult_t ncclMemFree(void*) { return note("ncclMemFree"); }
 ncclResult_t ncclGroupStart() { return note("ncclGroupStart"); }
 ncclResult_t ncclGroupEnd() { return note("ncclGroupEnd"); }
-ncclResult_t ncclAllReduce(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t) {
+ncclResult_t ncclAllReduce(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t,
+                           cudaStream_t) {
   return note("ncclAllReduce");
 }
-ncclResult_t ncclBroadcast(const void*, void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) { return note("ncclBroadcast"); }
-ncclResult_t ncclAllGather(const void*, void*, size_t, ncclDataType_t, ncclComm_t, cudaStream_t) { return note("ncclAllGather"); }
-ncclResult_t ncclReduce(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, int, ncclComm_t, cudaStream_t) {
+ncclResult_t ncclBroadcast(const void*, void*, size_t, ncclDataType_t, int, ncclComm_t,
+                           cudaStream_t) {
+  return note("ncclBroadcast");
+}
+ncclResult_t ncclAllGather(const void*, void*, size_t, ncclDataType_t, ncclComm_t, cudaStream_t) {
+  return note("ncclAllGather");
+}
+ncclResult_t ncclReduce(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, int, ncclComm_t,
+                        cudaStream_t) {
   return note("ncclReduce");
 }
-ncclResult_t ncclReduceScatter(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t) {
+ncclResult_t ncclReduceScatter(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t,
+                               cudaStream_t) {
   return note("ncclReduceScatter");
 }
-ncclResult_t ncclSend(const void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) { return note("ncclSend"); }
-ncclResult_t ncclRecv(void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) { return note("ncclRecv"); }
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t*, void*, ncclDataType_t, ncclScalarResidence_t, ncclComm_t) {
+ncclResult_t ncclSend(const void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) {
+  return note("ncclSend");
+}
+ncclResult_t ncclRecv(void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) {
+  return note("ncclRecv");
+}
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t*, void*, ncclDataType_t, ncclScalarResidence_t,
+                                      ncclComm_t) {
   return note("ncclRedOpCreatePreMulSum");
 }
 ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) { return note("ncclRedOpDestroy"); }
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-ncclResult_t ncclCommWindowRegister(ncclComm_t, void*, size_t, ncclWindow_t*, int) { return note("ncclCommWindowRegister"); }
-ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t) { return note("ncclCommWindowDeregister"); }
+ncclResult_t ncclCommWindowRegister(ncclComm_t, void*, size_t, ncclWindow_t*, int) {
+  return note("ncclCommWindowRegister");
+}
+ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t) {
+  return note("ncclCommWindowDeregister");
+}
 #endif
 }
 
@@ -112,7 +136,8 @@ void call_all(const GpuApi& table) {
   expect("ncclBroadcast", [&] { table.broadcast(at, at, 1, Float32, 0, comm, stream); });
   expect("ncclAllGather", [&] { table.all_gather(at, at, 1, Float32, comm, stream); });
   expect("ncclReduce", [&] { table.reduce(at, at, 1, Float32, NcclOp::Sum, 0, comm, stream); });
-  expect("ncclReduceScatter", [&] { table.reduce_scatter(at, at, 1, Float32, NcclOp::Sum, comm, stream); });
+  expect("ncclReduceScatter",
+         [&] { table.reduce_scatter(at, at, 1, Float32, NcclOp::Sum, comm, stream); });
   expect("ncclSend", [&] { table.send(at, 1, Float32, 0, comm, stream); });
   expect("ncclRecv", [&] { table.receive(at, 1, Float32, 0, comm, stream); });
   expect("ncclCommAbort", [&] { table.comm_abort(comm); });

@@ -1,6 +1,7 @@
-// The memory of the contract suite where its tensors are to be a GPU's: everything the program allocates is CUDA managed memory, which the
-// host's code and the device's kernels both reach. For contract_gpu_tests only. One block, cut into powers of two that come back to a list
-// of their size. Before the GPU is found, and where there is none, it is ordinary memory.
+// The memory of the contract suite where its tensors are to be a GPU's: everything the program
+// allocates is CUDA managed memory, which the host's code and the device's kernels both reach. For
+// contract_gpu_tests only. One block, cut into powers of two that come back to a list of their
+// size. Before the GPU is found, and where there is none, it is ordinary memory.
 
 #include <cuda_runtime_api.h>
 
@@ -16,8 +17,9 @@
 
 namespace {
 
-constexpr std::size_t kBlock = std::size_t{8} << 30;  // of addresses; only what is used takes memory
-constexpr unsigned kSmallest = 6;                     // 64 bytes
+// of addresses; only what is used takes memory
+constexpr std::size_t kBlock = std::size_t{8} << 30;
+constexpr unsigned kSmallest = 6;  // 64 bytes
 
 struct Free {
   Free* next;
@@ -37,14 +39,16 @@ class ManagedMemory {
       inside = false;
       begin_ = static_cast<std::byte*>(block);
     }
-    const unsigned size = std::max(kSmallest, static_cast<unsigned>(std::bit_width(bytes == 0 ? 0 : bytes - 1)));
+    const unsigned size =
+        std::max(kSmallest, static_cast<unsigned>(std::bit_width(bytes == 0 ? 0 : bytes - 1)));
     if (Free*& list = lists_[size]; list != nullptr) {
       Free* taken = list;
       list = taken->next;
       return taken;
     }
     const std::size_t room = std::size_t{1} << size;
-    if (begin_ == nullptr || room > kBlock - used_) return std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (begin_ == nullptr || room > kBlock - used_)
+      return std::aligned_alloc(64, (bytes + 63) / 64 * 64);
     std::byte* taken = begin_ + used_;
     used_ += room;
     return taken;
@@ -54,18 +58,26 @@ class ManagedMemory {
     const std::lock_guard lock(mutex_);
     auto* at = static_cast<std::byte*>(memory);
     if (begin_ == nullptr || at < begin_ || at >= begin_ + kBlock) return false;
-    const unsigned size = std::max(kSmallest, static_cast<unsigned>(std::bit_width(bytes == 0 ? 0 : bytes - 1)));
+    const unsigned size =
+        std::max(kSmallest, static_cast<unsigned>(std::bit_width(bytes == 0 ? 0 : bytes - 1)));
     lists_[size] = new (memory) Free{lists_[size]};
     return true;
   }
 
  private:
-  /// Host and device work on it at the same time, which not every system lets them (WSL2, some virtual GPUs): there this program is a skip.
+  /// Host and device work on it at the same time, which not every system lets them (WSL2, some
+  /// virtual GPUs): there this program is a skip.
   static void require_concurrent_access() {
     int devices = 0, device = 0, concurrent = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || cudaGetDevice(&device) != cudaSuccess) return;
-    if (cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess, device) == cudaSuccess && concurrent != 0) return;
-    std::fputs("skipped: host and device cannot work on managed memory at the same time here\n", stderr);
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
+        cudaGetDevice(&device) != cudaSuccess)
+      return;
+    if (cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess, device) ==
+            cudaSuccess &&
+        concurrent != 0)
+      return;
+    std::fputs("skipped: host and device cannot work on managed memory at the same time here\n",
+               stderr);
     std::_Exit(77);
   }
 
@@ -78,7 +90,8 @@ class ManagedMemory {
 
 ManagedMemory& managed() {
   alignas(ManagedMemory) static std::byte place[sizeof(ManagedMemory)];
-  static auto* const memory = new (place) ManagedMemory;  // never destroyed: others are destroyed after it
+  // never destroyed: others are destroyed after it
+  static auto* const memory = new (place) ManagedMemory;
   return *memory;
 }
 

@@ -1,8 +1,10 @@
-// A real communicator of one rank, again and again: made, memory registered with it or made a window, a collective in it, deregistered,
-// aborted. Afterwards the GPU has as much free memory as before, and the thread the device and the capture mode that it had. What memory
-// and windows are rounded up to is printed, and what a small collective costs with a blocking communicator and with one that is not.
-// Operations that multiply first have the bits of the host. A plain program: prints what it found, returns 1 if anything is wrong, 77 (a
-// skip) where there is no GPU or no NCCL.
+// A real communicator of one rank, again and again: made, memory registered with it or made a
+// window, a collective in it, deregistered, aborted. Afterwards the GPU has as much free memory as
+// before, and the thread the device and the capture mode that it had. What memory and windows are
+// rounded up to is printed, and what a small collective costs with a blocking communicator and with
+// one that is not. Operations that multiply first have the bits of the host. A plain program:
+// prints what it found, returns 1 if anything is wrong, 77 (a skip) where there is no GPU or no
+// NCCL.
 #include <cuda_runtime_api.h>
 
 #include <chrono>
@@ -38,7 +40,9 @@ void expect(bool condition, const std::string& what) {
   std::printf("FAILED: %s\n", what.c_str());
 }
 
-CallContext site() { return {.table = linked_gpu_api(), .rank = 0, .device = 0, .tensors = std::span(&kName, 1)}; }
+CallContext site() {
+  return {.table = linked_gpu_api(), .rank = 0, .device = 0, .tensors = std::span(&kName, 1)};
+}
 
 std::size_t free_bytes() {
   std::size_t free = 0, total = 0;
@@ -52,7 +56,9 @@ void copy_there(void* to, const void* from, std::size_t bytes) {
   require(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
 }
 
-double mib(std::size_t more, std::size_t less) { return (static_cast<double>(more) - static_cast<double>(less)) / (1 << 20); }
+double mib(std::size_t more, std::size_t less) {
+  return (static_cast<double>(more) - static_cast<double>(less)) / (1 << 20);
+}
 
 std::map<Registration, bool> said;
 
@@ -66,7 +72,10 @@ struct Alone {
     stream.create(site());
   }
   void sum(void* data, std::size_t count, NcclType type, NcclOp op) const {
-    communicator->settle(site(), site().table->all_reduce(data, data, count, type, op, communicator->get(), stream.get()), "ncclAllReduce");
+    communicator->settle(
+        site(),
+        site().table->all_reduce(data, data, count, type, op, communicator->get(), stream.get()),
+        "ncclAllReduce");
   }
   void wait() const {
     Event done(site());
@@ -78,7 +87,8 @@ struct Alone {
   Stream stream;
 };
 
-/// What a call takes of the host until the next may be made: NCCL starts a thread for each where it may not block.
+/// What a call takes of the host until the next may be made: NCCL starts a thread for each where it
+/// may not block.
 void time_calls(bool nonblocking) {
   const DeviceGuard guard(site());
   const Alone alone(nonblocking);
@@ -90,31 +100,35 @@ void time_calls(bool nonblocking) {
   for (int i = 0; i < kCalls; ++i) alone.sum(data.data(), 1, NcclType::Float32, NcclOp::Sum);
   const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
   alone.wait();
-  std::printf("%s communicator of one rank: %.1f us of the host for each small allreduce\n", nonblocking ? "not blocking" : "blocking",
-              took.count() / kCalls);
+  std::printf("%s communicator of one rank: %.1f us of the host for each small allreduce\n",
+              nonblocking ? "not blocking" : "blocking", took.count() / kCalls);
 }
 
 /// x * factor, summed over one rank, in the type itself.
 template <class T>
-void premultiply(NcclType type, const char* name, const std::vector<T>& values, double factor, const std::vector<T>& expected) {
+void premultiply(NcclType type, const char* name, const std::vector<T>& values, double factor,
+                 const std::vector<T>& expected) {
   const DeviceGuard guard(site());
   const Alone alone(true);
   const std::size_t bytes = values.size() * sizeof(T);
   const hvd::test::DeviceMemory data(bytes);
   copy_there(data.data(), values.data(), bytes);
   NcclOp op = NcclOp::Sum;
-  check(site(), site().table->op_create(&op, factor, type, alone.communicator->get()), "ncclRedOpCreatePreMulSum");
+  check(site(), site().table->op_create(&op, factor, type, alone.communicator->get()),
+        "ncclRedOpCreatePreMulSum");
   alone.sum(data.data(), values.size(), type, op);
   check(site(), site().table->op_destroy(op, alone.communicator->get()), "ncclRedOpDestroy");
   alone.wait();
   std::vector<T> got(values.size());
   require(cudaMemcpy(got.data(), data.data(), bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
-  expect(std::memcmp(got.data(), expected.data(), bytes) == 0, std::string("the bits of the host, multiplied by NCCL in ") + name);
+  expect(std::memcmp(got.data(), expected.data(), bytes) == 0,
+         std::string("the bits of the host, multiplied by NCCL in ") + name);
   for (std::size_t i = 0, told = 0; i < values.size() && told < 3; ++i) {
     if (std::memcmp(&got[i], &expected[i], sizeof(T)) == 0) continue;
     ++told;
-    std::printf("  element %zu: %a * %a is %a on the host, %a by NCCL\n", i, static_cast<double>(values[i]), factor,
-                static_cast<double>(expected[i]), static_cast<double>(got[i]));
+    std::printf("  element %zu: %a * %a is %a on the host, %a by NCCL\n", i,
+                static_cast<double>(values[i]), factor, static_cast<double>(expected[i]),
+                static_cast<double>(got[i]));
   }
 }
 
@@ -136,7 +150,8 @@ void premultiply_all() {
     halves.push_back(scalar::float_to_half(value));
     scaled_halves.push_back(scalar::float_to_half(scalar::half_to_float(halves.back()) * 0.375F));
     bfloats.push_back(scalar::float_to_bfloat(value));
-    scaled_bfloats.push_back(scalar::float_to_bfloat(scalar::bfloat_to_float(bfloats.back()) * 0.375F));
+    scaled_bfloats.push_back(
+        scalar::float_to_bfloat(scalar::bfloat_to_float(bfloats.back()) * 0.375F));
   }
   premultiply(NcclType::Float32, "float32", floats, 0.3, scaled_floats);
   premultiply(NcclType::Float64, "float64", doubles, 0.3, scaled_doubles);
@@ -162,17 +177,20 @@ void live(Registration registration, bool nonblocking) {
     if (registration != Registration::None) memory.register_with(site(), communicator);
     if (registration != Registration::None && !said[registration]) {
       said[registration] = true;
-      std::printf("%s 32 MiB takes %.1f MiB besides\n", registration == Registration::Window ? "a window over" : "the registration of",
+      std::printf("%s 32 MiB takes %.1f MiB besides\n",
+                  registration == Registration::Window ? "a window over" : "the registration of",
                   mib(before, free_bytes()));
     }
     std::vector<float> values(1000, 3);
     copy_there(data, values.data(), 4000);
-    communicator->settle(
-        site(), site().table->all_reduce(data, data, kBytes / 4, NcclType::Float32, NcclOp::Sum, communicator->get(), stream.get()),
-        "ncclAllReduce");
+    communicator->settle(site(),
+                         site().table->all_reduce(data, data, kBytes / 4, NcclType::Float32,
+                                                  NcclOp::Sum, communicator->get(), stream.get()),
+                         "ncclAllReduce");
     Event done(site());
     done.record(site(), stream);
-    while (done.query() == CudaCode::NotReady) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    while (done.query() == CudaCode::NotReady)
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
     communicator->check_async(site());
     require(cudaMemcpy(values.data(), data, 4000, cudaMemcpyDeviceToHost), "cudaMemcpy");
     expect(values == std::vector<float>(1000, 3), "values to stay as they are");
@@ -185,14 +203,16 @@ int compare() {
   require(cudaGetDevice(&device), "cudaGetDevice");
   const std::size_t before_any = free_bytes();
   void* one = nullptr;
-  require(site().table->mem_alloc(&one, 1) == NcclCode::Success ? cudaSuccess : cudaErrorUnknown, "ncclMemAlloc");
+  require(site().table->mem_alloc(&one, 1) == NcclCode::Success ? cudaSuccess : cudaErrorUnknown,
+          "ncclMemAlloc");
   std::printf("ncclMemAlloc of 1 byte takes %.1f MiB\n", mib(before_any, free_bytes()));
   site().table->mem_free(one);
   for (const bool nonblocking : {true, false}) {
-    for (const Registration registration : {Registration::None, Registration::Buffer, Registration::Window}) {
+    for (const Registration registration :
+         {Registration::None, Registration::Buffer, Registration::Window}) {
       if (registration == Registration::Window && !site().table->window_register) continue;
-      const std::string what =
-          std::string(nonblocking ? "not blocking" : "blocking") + ", registration " + std::to_string(static_cast<int>(registration));
+      const std::string what = std::string(nonblocking ? "not blocking" : "blocking") +
+                               ", registration " + std::to_string(static_cast<int>(registration));
       live(registration, nonblocking);  // what NCCL and CUDA keep for good
       live(registration, nonblocking);
       const std::size_t before = free_bytes();

@@ -1,6 +1,8 @@
-// A library with hvd in it is opened for this program's own use (RTLD_LOCAL), so that nothing of NCCL's is in the global scope: what came
-// late to NCCL (windows, operations of one's own) is found all the same. And the table of calls is never destroyed: threads of the user's,
-// and gradients, use it while the process ends. Needs no GPU. Prints what it found, returns 1 if anything is wrong.
+// A library with hvd in it is opened for this program's own use (RTLD_LOCAL), so that nothing of
+// NCCL's is in the global scope: what came late to NCCL (windows, operations of one's own) is found
+// all the same. And the table of calls is never destroyed: threads of the user's, and gradients,
+// use it while the process ends. Needs no GPU. Prints what it found, returns 1 if anything is
+// wrong.
 //   plugin_host PLUGIN
 #include <dlfcn.h>
 
@@ -10,7 +12,8 @@ namespace {
 int destructors = 0;
 }
 
-/// Counts what is to be destroyed at the process's end, and leaves it be: this program has nothing to clean up.
+/// Counts what is to be destroyed at the process's end, and leaves it be: this program has nothing
+/// to clean up.
 extern "C" __attribute__((visibility("default"))) int __cxa_atexit(void (*)(void*), void*, void*) {
   ++destructors;
   return 0;
@@ -27,6 +30,7 @@ int main(int arguments, char** argument) {
   const int before = destructors;
   const int found = entries();
   const int made = destructors - before;
-  std::printf("windows: %d, operations: %d, destructors of the table: %d of %d\n", found & 1, found >> 1, made, destructors);
+  std::printf("windows: %d, operations: %d, destructors of the table: %d of %d\n", found & 1,
+              found >> 1, made, destructors);
   return found == 3 && made == 0 && before > 0 ? 0 : 1;
 }

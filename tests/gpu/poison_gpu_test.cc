@@ -1,6 +1,7 @@
-// The kernel that makes results of an abort unusable, on a GPU: nothing is written while the mark is not set, and every byte once the host
-// has set it, also where it does so while the stream is on its way. And what it costs behind a batch. Prints what it found, returns 1 if
-// anything is wrong, 77 (a skip) where there is no GPU.
+// The kernel that makes results of an abort unusable, on a GPU: nothing is written while the mark
+// is not set, and every byte once the host has set it, also where it does so while the stream is on
+// its way. And what it costs behind a batch. Prints what it found, returns 1 if anything is wrong,
+// 77 (a skip) where there is no GPU.
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -43,13 +44,17 @@ int compare() {
     const auto items = items_in(memory.data());
     std::vector<std::uint8_t> expected(kBytes, 7), got(kBytes);
     if (set)
-      for (const auto& [begin, bytes] : items) std::memset(expected.data() + (static_cast<std::byte*>(begin) - memory.data()), 0xff, bytes);
+      for (const auto& [begin, bytes] : items)
+        std::memset(expected.data() + (static_cast<std::byte*>(begin) - memory.data()), 0xff,
+                    bytes);
     *static_cast<volatile std::uint32_t*>(mark) = set ? 1 : 0;
-    require(launch_poison({.items = items, .mark = mark, .dtype = hvd::DataType::Float32}, nullptr), "launch_poison");
+    require(launch_poison({.items = items, .mark = mark, .dtype = hvd::DataType::Float32}, nullptr),
+            "launch_poison");
     require(cudaMemcpy(got.data(), memory.data(), kBytes, cudaMemcpyDefault), "cudaMemcpy");
     if (got != expected) {
       ++failures;
-      std::printf("FAILED: with the mark %s the bytes are not what they should be\n", set ? "set" : "not set");
+      std::printf("FAILED: with the mark %s the bytes are not what they should be\n",
+                  set ? "set" : "not set");
     }
   }
   require(linked_gpu_api()->host_free(mark), "cudaFreeHost");
@@ -62,7 +67,8 @@ int measure() {
   const DeviceMemory memory(kBytes);
   const std::vector<PoisonItem> items{{memory.data(), kBytes}};
   const PoisonJob job{.items = items, .mark = mark, .dtype = hvd::DataType::Float32};
-  const double seconds = hvd::test::fastest([&] { require(launch_poison(job, nullptr), "launch_poison"); });
+  const double seconds =
+      hvd::test::fastest([&] { require(launch_poison(job, nullptr), "launch_poison"); });
   std::printf("  behind a batch of 3 MiB that was not aborted: %.1f us\n", seconds * 1e6);
   require(linked_gpu_api()->host_free(mark), "cudaFreeHost");
   return 0;

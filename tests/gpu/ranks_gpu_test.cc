@@ -1,8 +1,12 @@
-// Ranks with tensors on GPUs, raw buffers: many small batches, and the death of one rank in the middle of its work. A plain program that
-// each rank runs; returns 1 if anything is wrong, 77 (a skip) where there is no GPU. One process alone is a world of one.
-//   ranks_gpu_test [many]    10,000 small batches one after the other, then several at once; every result compared
-//   ranks_gpu_test kill      the last rank kills itself while its stream is held up; each of the others gets RankFailed within 30 s
-// Start the latter without mpirun, which would kill the others too: bash tests/support/ranks.sh 4 ranks_gpu_test kill
+// Ranks with tensors on GPUs, raw buffers: many small batches, and the death of one rank in the
+// middle of its work. A plain program that each rank runs; returns 1 if anything is wrong, 77 (a
+// skip) where there is no GPU. One process alone is a world of one.
+//   ranks_gpu_test [many]    10,000 small batches one after the other, then several at once; every
+//                            result compared
+//   ranks_gpu_test kill      the last rank kills itself while its stream is held up; each of the
+//                            others gets RankFailed within 30 s
+// Start the latter without mpirun, which would kill the others too: bash tests/support/ranks.sh 4
+// ranks_gpu_test kill
 #include <cuda_runtime_api.h>
 #include <hvd/hvd.h>
 #include <unistd.h>
@@ -34,21 +38,28 @@ struct Group {
   explicit Group(int device) {
     for (std::size_t i = 0; i < kTensors; ++i) {
       memory.push_back(std::make_unique<DeviceMemory>(kLength * sizeof(float)));
-      buffers.push_back(
-          {memory.back()->data(), hvd::DataType::Float32, {static_cast<std::int64_t>(kLength)}, {hvd::DeviceKind::Cuda, device}});
+      buffers.push_back({memory.back()->data(),
+                         hvd::DataType::Float32,
+                         {static_cast<std::int64_t>(kLength)},
+                         {hvd::DeviceKind::Cuda, device}});
     }
   }
 };
 
-float value(int rank, int round, std::size_t tensor) { return static_cast<float>(rank + 1 + round % 7 + static_cast<int>(tensor)); }
+float value(int rank, int round, std::size_t tensor) {
+  return static_cast<float>(rank + 1 + round % 7 + static_cast<int>(tensor));
+}
 
 void write(const Group& group, int rank, int round) {
   for (std::size_t t = 0; t < kTensors; ++t) {
     const std::vector<float> values(kLength, value(rank, round, t));
-    require(cudaMemcpy(group.buffers[t].data, values.data(), kLength * sizeof(float), cudaMemcpyHostToDevice), "cudaMemcpy");
+    require(cudaMemcpy(group.buffers[t].data, values.data(), kLength * sizeof(float),
+                       cudaMemcpyHostToDevice),
+            "cudaMemcpy");
   }
   require(cudaStreamSynchronize(nullptr),
-          "cudaStreamSynchronize");  // a small copy returns before it is there, and other streams wait for none
+          // a small copy returns before it is there, and other streams wait for none
+          "cudaStreamSynchronize");
 }
 
 int wrong(const Group& group, int round) {
@@ -57,7 +68,9 @@ int wrong(const Group& group, int round) {
     float sum = 0;
     for (int rank = 0; rank < hvd::size(); ++rank) sum += value(rank, round, t);
     std::vector<float> values(kLength);
-    require(cudaMemcpy(values.data(), group.buffers[t].data, kLength * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    require(cudaMemcpy(values.data(), group.buffers[t].data, kLength * sizeof(float),
+                       cudaMemcpyDeviceToHost),
+            "cudaMemcpy");
     for (const float got : values) found += got == sum ? 0 : 1;
   }
   return found;
@@ -68,9 +81,11 @@ void CUDART_CB sleep_on(void* /*unused*/) { std::this_thread::sleep_for(std::chr
 
 int many(int device) {
   const Group group(device);
-  constexpr int kTensorsOfAll = static_cast<int>(kTensors), kBatches = 10000, kRounds = kBatches / kTensorsOfAll;
+  constexpr int kTensorsOfAll = static_cast<int>(kTensors), kBatches = 10000,
+                kRounds = kBatches / kTensorsOfAll;
   const auto reduce = [&group](std::size_t t) {
-    return hvd::allreduce_async(group.buffers[t], group.buffers[t], {.name = std::to_string(t), .op = hvd::ReduceOp::Sum});
+    return hvd::allreduce_async(group.buffers[t], group.buffers[t],
+                                {.name = std::to_string(t), .op = hvd::ReduceOp::Sum});
   };
   const auto before = hvd::stats().batches_run;
   std::chrono::duration<double, std::micro> took{};
@@ -91,9 +106,11 @@ int many(int device) {
     failures += wrong(group, round);
   }
   if (hvd::rank() == 0)
-    std::printf("%d allreduces of %zu floats in %llu batches, %d ranks, %s: %d wrong values; %.1f us each\n", kBatches, kLength,
-                static_cast<unsigned long long>(batches), hvd::size(), hvd::backend_description().c_str(), failures,
-                took.count() / kBatches);
+    std::printf(
+        "%d allreduces of %zu floats in %llu batches, %d ranks, %s: %d wrong values; %.1f us "
+        "each\n",
+        kBatches, kLength, static_cast<unsigned long long>(batches), hvd::size(),
+        hvd::backend_description().c_str(), failures, took.count() / kBatches);
   return failures == 0 && batches >= kBatches ? 0 : 1;
 }
 
@@ -106,11 +123,13 @@ int kill(int device) {
     for (int round = 0; round < 100000; ++round) {
       write(group, hvd::rank(), round);
       if (round == 200 && last) {
-        const auto handle = hvd::grouped_allreduce_async(group.buffers, group.buffers, {.name = "layer", .op = hvd::ReduceOp::Sum});
+        const auto handle = hvd::grouped_allreduce_async(
+            group.buffers, group.buffers, {.name = "layer", .op = hvd::ReduceOp::Sum});
         require(cudaLaunchHostFunc(nullptr, sleep_on, nullptr), "cudaLaunchHostFunc");
         ::raise(SIGKILL);
       }
-      hvd::grouped_allreduce(group.buffers, group.buffers, {.name = "layer", .op = hvd::ReduceOp::Sum});
+      hvd::grouped_allreduce(group.buffers, group.buffers,
+                             {.name = "layer", .op = hvd::ReduceOp::Sum});
     }
   } catch (const hvd::RankFailed& error) {
     said = error.what();
@@ -120,7 +139,8 @@ int kill(int device) {
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   const bool named = said.find("rank " + std::to_string(hvd::size() - 1)) != std::string::npos;
-  std::printf("rank %d: %s after %.1f s: %s\n", hvd::rank(), named && took.count() < 30 ? "passed" : "FAILED", took.count(), said.c_str());
+  std::printf("rank %d: %s after %.1f s: %s\n", hvd::rank(),
+              named && took.count() < 30 ? "passed" : "FAILED", took.count(), said.c_str());
   std::fflush(stdout);
   ::_exit(named && took.count() < 30 ? 0 : 1);  // what is stuck on the device ends with the process
 }

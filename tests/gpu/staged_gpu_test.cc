@@ -1,6 +1,7 @@
-// The memory that staged tensors go through, on a device: it is registered with CUDA once, copies of it are whole, run behind a stream
-// without the host and at a rate of their own, and afterwards nothing of it is registered. And a thread without a context is lent one. A
-// plain program: prints what it found, returns 1 if anything is wrong, 77 (a skip) where there is no GPU.
+// The memory that staged tensors go through, on a device: it is registered with CUDA once, copies
+// of it are whole, run behind a stream without the host and at a rate of their own, and afterwards
+// nothing of it is registered. And a thread without a context is lent one. A plain program: prints
+// what it found, returns 1 if anything is wrong, 77 (a skip) where there is no GPU.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -41,7 +42,8 @@ bool is_registered(const void* memory) {
 
 double rate(std::byte* host, const DeviceMemory& device, std::size_t bytes) {
   const double seconds = fastest([&] {
-    require(cudaMemcpyAsync(host, device.data(), bytes, cudaMemcpyDefault, nullptr), "cudaMemcpyAsync");
+    require(cudaMemcpyAsync(host, device.data(), bytes, cudaMemcpyDefault, nullptr),
+            "cudaMemcpyAsync");
     require(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   });
   return static_cast<double>(bytes) / seconds * 1e-9;
@@ -49,8 +51,9 @@ double rate(std::byte* host, const DeviceMemory& device, std::size_t bytes) {
 
 int compare() {
   constexpr std::size_t kArena = std::size_t{512} << 20, kBlock = std::size_t{64} << 20;
-  const std::shared_ptr<void> memory(::operator new(kArena, std::align_val_t(4096)),
-                                     [](void* taken) { ::operator delete(taken, std::align_val_t(4096)); });
+  const std::shared_ptr<void> memory(
+      ::operator new(kArena, std::align_val_t(4096)),
+      [](void* taken) { ::operator delete(taken, std::align_val_t(4096)); });
   auto* const begin = static_cast<std::byte*>(memory.get());
   std::memset(begin, 0, kArena);
   const auto arena = std::make_shared<hvd::Arena>(std::span(begin, kArena));
@@ -62,18 +65,24 @@ int compare() {
     block = pool.allocate(kBlock);
     expect(small != nullptr && block != nullptr, "memory that CUDA registers");
     if (block == nullptr) return failures;
-    expect(is_registered(small) && is_registered(block) && is_registered(block + kBlock - 1), "both blocks to be registered");
+    expect(is_registered(small) && is_registered(block) && is_registered(block + kBlock - 1),
+           "both blocks to be registered");
     for (std::size_t i = 0; i < kBlock; ++i) block[i] = static_cast<std::byte>(i * 7 + i / 4096);
     const std::vector<std::byte> before(block, block + kBlock);
-    require(linked_gpu_api()->memcpy_async(device.data(), block, kBlock, nullptr), "cudaMemcpyAsync");
+    require(linked_gpu_api()->memcpy_async(device.data(), block, kBlock, nullptr),
+            "cudaMemcpyAsync");
     require(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
     std::memset(block, 0, kBlock);
-    require(linked_gpu_api()->memcpy_async(block, device.data(), kBlock, nullptr), "cudaMemcpyAsync");
+    require(linked_gpu_api()->memcpy_async(block, device.data(), kBlock, nullptr),
+            "cudaMemcpyAsync");
     require(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
     expect(std::memcmp(block, before.data(), kBlock) == 0, "a block to come back as it went");
     std::vector<std::byte> ordinary(kBlock);
-    const double registered = rate(block, device, kBlock), pageable = rate(ordinary.data(), device, kBlock);
-    std::printf("64 MiB to the host: %.1f GB/s to registered memory, %.1f GB/s to ordinary memory\n", registered, pageable);
+    const double registered = rate(block, device, kBlock),
+                 pageable = rate(ordinary.data(), device, kBlock);
+    std::printf(
+        "64 MiB to the host: %.1f GB/s to registered memory, %.1f GB/s to ordinary memory\n",
+        registered, pageable);
     expect(registered >= pageable, "copies to registered memory not to be slower");
     pool.free(small);
     pool.free(block);
@@ -96,21 +105,24 @@ int lend_context() {
     }
     expect(linked_gpu_api()->pop_device() == CudaCode::Success, "the context to be taken back");
     bool exists = false;
-    expect(linked_gpu_api()->has_context(0, &exists) == CudaCode::Success && exists, "the process to have a context on device 0");
+    expect(linked_gpu_api()->has_context(0, &exists) == CudaCode::Success && exists,
+           "the process to have a context on device 0");
     int devices = 0;
     require(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
     if (devices < 2) {
       std::printf("(one GPU: a thread on another one, without a context there, was not tried)\n");
       return;
     }
-    expect(linked_gpu_api()->has_context(1, &exists) == CudaCode::Success && !exists, "no context on device 1 yet");
+    expect(linked_gpu_api()->has_context(1, &exists) == CudaCode::Success && !exists,
+           "no context on device 1 yet");
     std::thread([] {
       const CallContext other{.table = linked_gpu_api(), .rank = 0, .device = 1, .tensors = {}};
       { const DeviceGuard guard(other); }  // device 0 is used: it is set again
       int now = -1;
       require(cudaGetDevice(&now), "cudaGetDevice");
       expect(now == 0, "the thread to be on the device that it was on");
-      expect(linked_gpu_api()->push_device(1) == CudaCode::Success, "the other device's context to be lent");
+      expect(linked_gpu_api()->push_device(1) == CudaCode::Success,
+             "the other device's context to be lent");
       require(cudaGetDevice(&now), "cudaGetDevice");
       expect(now == 1, "the other device to be current");
       expect(linked_gpu_api()->pop_device() == CudaCode::Success, "it to be taken back");
@@ -125,7 +137,8 @@ int lend_context() {
 
 int main() {
   try {
-    return hvd::test::run_on_gpu([] { return compare() + lend_context(); }, [] { return failures; });
+    return hvd::test::run_on_gpu([] { return compare() + lend_context(); },
+                                 [] { return failures; });
   } catch (const std::exception& error) {
     std::printf("FAILED: %s\n", error.what());
     return 1;

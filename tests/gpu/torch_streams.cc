@@ -1,6 +1,7 @@
-// LibTorch tensors on a GPU, in the order of streams alone: a kernel that sleeps stands before each collective, and the host synchronises
-// with nothing until the end. A plain program that each rank runs (with mpirun or alone); prints what it tried, returns 1 if anything is
-// wrong, 77 (a skip) where there is no GPU. A hang ends it, with the name of what was tried.
+// LibTorch tensors on a GPU, in the order of streams alone: a kernel that sleeps stands before each
+// collective, and the host synchronises with nothing until the end. A plain program that each rank
+// runs (with mpirun or alone); prints what it tried, returns 1 if anything is wrong, 77 (a skip)
+// where there is no GPU. A hang ends it, with the name of what was tried.
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -67,9 +68,12 @@ void sleep_here() { at::cuda::sleep(20'000'000); }
 at::Tensor on_gpu(double value, at::IntArrayRef sizes) {
   return torch::full(sizes, value, at::TensorOptions(at::kFloat).device(hvd::local_device()));
 }
-bool is_all(const at::Tensor& tensor, double value) { return torch::all(tensor.cpu() == value).item<bool>(); }
+bool is_all(const at::Tensor& tensor, double value) {
+  return torch::all(tensor.cpu() == value).item<bool>();
+}
 
-/// Leaves blocks of the given size in the current stream's share of LibTorch's cache that kernels are still to write to.
+/// Leaves blocks of the given size in the current stream's share of LibTorch's cache that kernels
+/// are still to write to.
 void leave_busy_blocks(at::IntArrayRef sizes) {
   std::vector<at::Tensor> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(on_gpu(0, sizes));
@@ -79,7 +83,8 @@ void leave_busy_blocks(at::IntArrayRef sizes) {
 
 std::vector<c10::cuda::CUDAStream> streams() {
   const auto index = hvd::local_device().index();
-  return {c10::cuda::getDefaultCUDAStream(index), c10::cuda::getStreamFromPool(false, index), c10::cuda::getStreamFromPool(false, index)};
+  return {c10::cuda::getDefaultCUDAStream(index), c10::cuda::getStreamFromPool(false, index),
+          c10::cuda::getStreamFromPool(false, index)};
 }
 
 void run_data_parallel() {
@@ -91,7 +96,8 @@ void run_data_parallel() {
     net->zero_grad();
     x.mutable_grad().reset();
     sleep_here();
-    forward().square().mean().backward();  // in the thread that autograd has for the GPU: it must not wait for itself
+    // in the thread that autograd has for the GPU: it must not wait for itself
+    forward().square().mean().backward();
     std::vector<at::Tensor> all{x.grad().clone()};
     for (const auto& parameter : net->parameters()) all.push_back(parameter.grad().clone());
     return all;
@@ -100,13 +106,16 @@ void run_data_parallel() {
     const CUDAStreamGuard guard(stream);
     const auto expected = gradients([&] { return net->forward(x); });
     for (const int replicas : {1, 2, 3}) {
-      const hvd::DataParallelOptions options{.devices = std::vector<at::Device>(static_cast<std::size_t>(replicas), device)};
+      const hvd::DataParallelOptions options{
+          .devices = std::vector<at::Device>(static_cast<std::size_t>(replicas), device)};
       const auto got = gradients([&] { return hvd::data_parallel(net, x, options); });
-      for (std::size_t i = 0; i < got.size(); ++i) expect(torch::allclose(got[i], expected[i], 1e-4, 1e-6), "gradients of the replicas");
+      for (std::size_t i = 0; i < got.size(); ++i)
+        expect(torch::allclose(got[i], expected[i], 1e-4, 1e-6), "gradients of the replicas");
     }
     if (torch::cuda::device_count() > 1 && hvd::size() == 1) {
       const auto got = gradients([&] { return hvd::data_parallel(net, x); });
-      for (std::size_t i = 0; i < got.size(); ++i) expect(torch::allclose(got[i], expected[i], 1e-4, 1e-6), "gradients of all GPUs");
+      for (std::size_t i = 0; i < got.size(); ++i)
+        expect(torch::allclose(got[i], expected[i], 1e-4, 1e-6), "gradients of all GPUs");
     }
     c10::cuda::device_synchronize();  // the next stream begins anew
   }
@@ -125,12 +134,16 @@ void run_collectives() {
       sleep_here();
       input.fill_(rank + 1);
       const auto rows = hvd::allgather_async(input);
-      const auto part = hvd::reducescatter_async(input.repeat({ranks, 1}), {.op = hvd::ReduceOp::Sum});
+      const auto part =
+          hvd::reducescatter_async(input.repeat({ranks, 1}), {.op = hvd::ReduceOp::Sum});
       const auto exchanged = hvd::alltoall_async(input.repeat({ranks, 1}));
       const auto reduced = hvd::allreduce_async(input, {.op = hvd::ReduceOp::Sum});
-      const auto sparse = hvd::sparse_allreduce_async(input.slice(0, 0, 4).to_sparse(), {.op = hvd::ReduceOp::Sum});
-      const CUDAStreamGuard on_another(later);  // which waits for what it is given, and must not get the memory again too early
-      at::Tensor all = rows.wait(), own = part.wait(), theirs = exchanged.wait().output, together = reduced.wait();
+      const auto sparse =
+          hvd::sparse_allreduce_async(input.slice(0, 0, 4).to_sparse(), {.op = hvd::ReduceOp::Sum});
+      // which waits for what it is given, and must not get the memory again too early
+      const CUDAStreamGuard on_another(later);
+      at::Tensor all = rows.wait(), own = part.wait(), theirs = exchanged.wait().output,
+                 together = reduced.wait();
       const at::Tensor dense = sparse.wait().to_dense();
       std::vector<at::Tensor> copies;
       sleep_here();
@@ -153,7 +166,8 @@ void run_collectives() {
   }
 }
 
-/// One bucket, whose gradients are written on two streams: a part of the model has run on another one.
+/// One bucket, whose gradients are written on two streams: a part of the model has run on another
+/// one.
 struct Split : torch::nn::Module {
   Split() {
     left = register_module("left", Linear(64, 64));
@@ -227,7 +241,8 @@ void run_capture() {
     } catch (const hvd::InvalidArgument& error) {
       said = error.what();
     }
-    expect(said.find("allreduce 'captured'") == 0 && said.find("CUDA graph") != std::string::npos, "InvalidArgument, not: " + said);
+    expect(said.find("allreduce 'captured'") == 0 && said.find("CUDA graph") != std::string::npos,
+           "InvalidArgument, not: " + said);
     ::usleep(100'000);
     x.add_(1);
     graph.capture_end();
@@ -237,10 +252,13 @@ void run_capture() {
   expect(is_all(x, 7), "the graph to be whole");
   const at::Tensor sum = under_way.wait();
   expect(is_all(sum, hvd::size()), "what was under way");
-  expect(is_all(hvd::allreduce(x, {.name = "captured", .op = hvd::ReduceOp::Sum}), 7.0 * hvd::size()), "the same name after the capture");
+  expect(
+      is_all(hvd::allreduce(x, {.name = "captured", .op = hvd::ReduceOp::Sum}), 7.0 * hvd::size()),
+      "the same name after the capture");
 }
 
-/// What is submitted before a capture, and gets its outputs while the stream is captured, because the last rank comes late.
+/// What is submitted before a capture, and gets its outputs while the stream is captured, because
+/// the last rank comes late.
 void run_outputs_during_capture() {
   const int ranks = hvd::size();
   const auto all_streams = streams();
@@ -268,12 +286,14 @@ void run_outputs_during_capture() {
     }
     const at::Tensor all = rows.wait();
     const at::Tensor copy = all.clone();
-    for (int r = 0; r < ranks; ++r) expect(is_all(copy.slice(0, r * 1000, (r + 1) * 1000), r + 1), "what allgather gave");
+    for (int r = 0; r < ranks; ++r)
+      expect(is_all(copy.slice(0, r * 1000, (r + 1) * 1000), r + 1), "what allgather gave");
     if (!late || ranks == 1) expect(is_all(x, 7), "the graph to be whole");
   }
 }
 
-/// What a step with a loss scaler asks of the device: once, whether anything has overflowed. c10 warns of each time that it waits.
+/// What a step with a loss scaler asks of the device: once, whether anything has overflowed. c10
+/// warns of each time that it waits.
 void run_questions() {
   static std::atomic<int> questions{0};
   struct Counter : c10::WarningHandler {
@@ -305,8 +325,9 @@ void run_questions() {
   }
 }
 
-/// Buckets whose gradients the backend copies to where they are reduced, on its own stream: steps are those of one process, and gradients'
-/// memory is not handed out again before it is read. From the second step on the buckets are dealt as gradients come.
+/// Buckets whose gradients the backend copies to where they are reduced, on its own stream: steps
+/// are those of one process, and gradients' memory is not handed out again before it is read. From
+/// the second step on the buckets are dealt as gradients come.
 void run_buckets() {
   const at::Device device = hvd::local_device();
   torch::manual_seed(3);
@@ -316,9 +337,12 @@ void run_buckets() {
     for (int i = 0; i < 6; ++i) (*each)->push_back(Linear(512, 512));
     (*each)->to(device);
   }
-  torch::optim::SGD plain(net->parameters(), torch::optim::SGDOptions(0.1)), reference(alone->parameters(), torch::optim::SGDOptions(0.1));
+  torch::optim::SGD plain(net->parameters(), torch::optim::SGDOptions(0.1)),
+      reference(alone->parameters(), torch::optim::SGDOptions(0.1));
   hvd::DistributedOptimizer optimizer(plain, net->named_parameters());
-  const auto input = [&](int rank, int step) { return torch::full({16, 512}, 0.01 * (rank + 1) + 0.001 * step).to(device); };
+  const auto input = [&](int rank, int step) {
+    return torch::full({16, 512}, 0.01 * (rank + 1) + 0.001 * step).to(device);
+  };
   for (int step = 0; step < 6; ++step) {
     optimizer.zero_grad();
     sleep_here();
@@ -326,21 +350,25 @@ void run_buckets() {
     leave_busy_blocks({512, 512});  // takes what was freed, if it may
     optimizer.step();
     alone->zero_grad();
-    for (int rank = 0; rank < hvd::size(); ++rank) (alone->forward(input(rank, step)).square().mean() / hvd::size()).backward();
+    for (int rank = 0; rank < hvd::size(); ++rank)
+      (alone->forward(input(rank, step)).square().mean() / hvd::size()).backward();
     reference.step();
   }
   for (std::size_t i = 0; i < net->parameters().size(); ++i)
-    expect(torch::allclose(net->parameters()[i], alone->parameters()[i], 1e-4, 1e-6), "the parameters of one process");
+    expect(torch::allclose(net->parameters()[i], alone->parameters()[i], 1e-4, 1e-6),
+           "the parameters of one process");
 }
 
-/// Of a round that has failed nothing has been copied: gradients are as backward gave them, and the next round reduces those.
+/// Of a round that has failed nothing has been copied: gradients are as backward gave them, and the
+/// next round reduces those.
 void run_failed_round() {
   const int ranks = hvd::size();
   Linear net(64, 64);
   net->to(hvd::local_device());
   std::vector<hvd::GradientReducer::Named> named;
   for (const auto& item : net->named_parameters()) named.push_back({item.key(), item.value()});
-  const auto reducer = std::make_shared<hvd::GradientReducer>(named, hvd::DistributedOptimizerOptions{}, 0, "failing");
+  const auto reducer = std::make_shared<hvd::GradientReducer>(
+      named, hvd::DistributedOptimizerOptions{}, 0, "failing");
   reducer->hook();
   const at::Tensor x = on_gpu(1.0 + hvd::rank(), {8, 64});
   for (int step = 0; step < 3; ++step) {
@@ -355,7 +383,8 @@ void run_failed_round() {
         said = error.what();
       }
       expect(!said.empty(), "a Mismatch");
-      expect(is_all(net->weight.grad(), 8 * (1.0 + hvd::rank())), "this rank's own gradients after it");
+      expect(is_all(net->weight.grad(), 8 * (1.0 + hvd::rank())),
+             "this rank's own gradients after it");
       reducer->announce({});
     }
     reducer->synchronize();
@@ -366,7 +395,8 @@ void run_failed_round() {
   reducer->unhook();
 }
 
-/// A rank whose GPU is full takes part: its own wait() throws, the others have their results, and everything goes on.
+/// A rank whose GPU is full takes part: its own wait() throws, the others have their results, and
+/// everything goes on.
 void run_without_memory() {
   const int ranks = hvd::size(), rank = hvd::rank();
   const auto index = hvd::local_device().index();
@@ -379,32 +409,40 @@ void run_without_memory() {
   std::string said;
   try {
     const at::Tensor all = rows.wait();
-    for (int r = 0; r < ranks; ++r) expect(is_all(all.slice(0, r * (16 << 20), (r + 1) * (16 << 20)), r + 1), "what allgather gave");
+    for (int r = 0; r < ranks; ++r)
+      expect(is_all(all.slice(0, r * (16 << 20), (r + 1) * (16 << 20)), r + 1),
+             "what allgather gave");
   } catch (const hvd::BackendError& error) {
     said = error.what();
   }
   if (full) c10::cuda::CUDACachingAllocator::setMemoryFraction(1, index);
   expect(full == (said.find("allgather 'without memory': no memory for the result") == 0),
          "the rank without memory to be told, and no other: " + said);
-  expect(is_all(hvd::allreduce(mine, {.name = "without memory", .op = hvd::ReduceOp::Sum}), ranks * (ranks + 1) / 2.0),
+  expect(is_all(hvd::allreduce(mine, {.name = "without memory", .op = hvd::ReduceOp::Sum}),
+                ranks * (ranks + 1) / 2.0),
          "the next operation");
 }
 
 void run_devices() {
   const auto own = hvd::local_device();
-  expect(torch::ones({1}, at::kCUDA).device() == own || hvd::size() == 1, "init() to have made the rank's GPU current");
+  expect(torch::ones({1}, at::kCUDA).device() == own || hvd::size() == 1,
+         "init() to have made the rank's GPU current");
   if (torch::cuda::device_count() < 2 || hvd::size() < 2) {
-    if (hvd::rank() == 0) std::printf("(one GPU or one rank: tensors on another GPU, and contexts there, were not tried)\n");
+    if (hvd::rank() == 0)
+      std::printf(
+          "(one GPU or one rank: tensors on another GPU, and contexts there, were not tried)\n");
     return;
   }
   const int other = (own.index() + 1) % static_cast<int>(torch::cuda::device_count());
   // Before this rank itself makes a tensor elsewhere.
-  expect(!c10::cuda::hasPrimaryContext(static_cast<c10::DeviceIndex>(other)), "no context on a GPU that is not this rank's");
+  expect(!c10::cuda::hasPrimaryContext(static_cast<c10::DeviceIndex>(other)),
+         "no context on a GPU that is not this rank's");
   hvd::barrier();
   if (hvd::rank() == 1) {
     std::string said;
     try {
-      hvd::allreduce(torch::ones({4}, at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(other))), {.name = "elsewhere"});
+      hvd::allreduce(torch::ones({4}, at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(other))),
+                     {.name = "elsewhere"});
     } catch (const hvd::InvalidArgument& error) {
       said = error.what();
     }

@@ -1,4 +1,5 @@
-/// ResultBytes: whose memory they take, and what they share with the vectors that results were once.
+/// ResultBytes: whose memory they take, and what they share with the vectors that results were
+/// once.
 #include "hvd/result_bytes.h"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
-/// The chooser: every question has one answer, the answers are what the library has always done, and what it does.
+/// The chooser: every question has one answer, the answers are what the library has always done,
+/// and what it does.
 
 #include "hvd/routes.h"
 
@@ -29,8 +30,10 @@ std::vector<std::size_t> sizes_around(std::size_t ranks, std::size_t hosts) {
   const std::size_t most = (ranks + hosts - 1) / hosts;
   const auto others = std::max<std::size_t>(hosts - 1, 1);
   for (const auto& row : kLimits)
-    for (const std::size_t at : {row.value, row.value * ranks, row.value / ranks, row.value / others, row.value / (others * most)})
-      for (const std::size_t bytes : {at - 4, at, at + 1, at + 4}) sizes.insert(std::min(bytes, std::size_t{1} << 40));
+    for (const std::size_t at : {row.value, row.value * ranks, row.value / ranks,
+                                 row.value / others, row.value / (others * most)})
+      for (const std::size_t bytes : {at - 4, at, at + 1, at + 4})
+        sizes.insert(std::min(bytes, std::size_t{1} << 40));
   return {sizes.begin(), sizes.end()};
 }
 
@@ -45,16 +48,17 @@ void visit_sizes(RouteQuestion question, const Visit& visit) {
     }
 }
 
-/// All questions: kinds and operators, memory, machines, 1 to 64 ranks (with sanitizers not all; one thread asks, so that ThreadSanitizer
-/// has nothing to find), 1 to 4 hosts.
+/// All questions: kinds and operators, memory, machines, 1 to 64 ranks (with sanitizers not all;
+/// one thread asks, so that ThreadSanitizer has nothing to find), 1 to 4 hosts.
 template <class Visit>
 void visit_questions(const Visit& visit) {
   struct Op {
     ReduceOp op;
     DataType dtype;
   };
-  const std::array<Op, 3> ops{
-      {{ReduceOp::Sum, DataType::Float32}, {ReduceOp::Average, DataType::Int32}, {ReduceOp::Adasum, DataType::Float32}}};
+  const std::array<Op, 3> ops{{{ReduceOp::Sum, DataType::Float32},
+                               {ReduceOp::Average, DataType::Int32},
+                               {ReduceOp::Adasum, DataType::Float32}}};
   const std::array<RouteMachine, 5> machines{{{true, false, true, Route::Nccl},
                                               {true, false, false, Route::SharedGpu},
                                               {true, true, true, Route::Staged},
@@ -64,14 +68,16 @@ void visit_questions(const Visit& visit) {
     for (const auto& [op, dtype] : ops)
       for (const auto memory : {Memory::Ordinary, Memory::Shared, Memory::Gpu})
         for (const auto& machine : machines)
-          for (std::size_t ranks = 1; ranks <= (kThreadSanitizer ? 3 : 64); ranks += kSanitized && ranks >= 12 ? 13 : 1)
+          for (std::size_t ranks = 1; ranks <= (kThreadSanitizer ? 3 : 64);
+               ranks += kSanitized && ranks >= 12 ? 13 : 1)
             for (std::size_t hosts = 1; hosts <= std::min<std::size_t>(ranks, 4); ++hosts) {
               if (kind != OpKind::Allreduce && op != ReduceOp::Sum) continue;
               visit_sizes({kind, op, dtype, 0, ranks, hosts, false, memory, machine}, visit);
             }
 }
 
-/// What the library did when the limits stood in twelve files, with the numbers that stood there; leaders do all collectives since.
+/// What the library did when the limits stood in twelve files, with the numbers that stood there;
+/// leaders do all collectives since.
 RouteChoice expected_on_host(const RouteQuestion& q) {
   constexpr std::size_t k = 1024, m = k * k;
   const bool is_adasum = q.kind == OpKind::Allreduce && q.op == ReduceOp::Adasum;
@@ -79,17 +85,22 @@ RouteChoice expected_on_host(const RouteQuestion& q) {
   if (q.kind == OpKind::Barrier) return {q.repeats ? Route::AtSlot : Route::Agreed};
   if (q.repeats && !is_adasum && block <= 16 * k) return {Route::AtSlot};
   if (q.kind == OpKind::Allreduce) return {is_adasum ? Route::Adasum : Route::Claimed};
-  if (q.repeats && q.ranks > 1 && q.ranks <= 11 && q.bytes <= 512 * k) return {Route::EachItsPart, Access::Lent};
+  if (q.repeats && q.ranks > 1 && q.ranks <= 11 && q.bytes <= 512 * k)
+    return {Route::EachItsPart, Access::Lent};
   if (q.bytes <= 64 * k) return {Route::EachItsPart, Access::Copied};
   if (q.memory == Memory::Shared) return {Route::EachItsPart, Access::Read};
-  if (q.kind == OpKind::Broadcast && q.ranks > 2 && q.bytes <= 16 * m) return {Route::EachItsPart, Access::Copied};
-  if (q.machine.is_slow && q.bytes <= (q.kind == OpKind::Reducescatter ? m : 256 * k)) return {Route::EachItsPart, Access::Copied};
+  if (q.kind == OpKind::Broadcast && q.ranks > 2 && q.bytes <= 16 * m)
+    return {Route::EachItsPart, Access::Copied};
+  if (q.machine.is_slow && q.bytes <= (q.kind == OpKind::Reducescatter ? m : 256 * k))
+    return {Route::EachItsPart, Access::Copied};
   if (!q.machine.reads_others) return {Route::EachItsPart, Access::Copied};
   if (q.ranks == 1) return {Route::EachItsPart, Access::Read};
-  if (q.kind == OpKind::Broadcast && q.bytes >= 2 * m && (q.machine.is_slow || (q.ranks == 2 && q.machine.has_core)))
+  if (q.kind == OpKind::Broadcast && q.bytes >= 2 * m &&
+      (q.machine.is_slow || (q.ranks == 2 && q.machine.has_core)))
     return {Route::EachItsPart, Access::Ring};
   if (q.kind == OpKind::Allgather && q.machine.is_slow) return {Route::EachItsPart, Access::Ring};
-  if (q.kind == OpKind::Alltoall && q.machine.is_slow && q.bytes >= 64 * k * q.ranks) return {Route::EachItsPart, Access::Ring};
+  if (q.kind == OpKind::Alltoall && q.machine.is_slow && q.bytes >= 64 * k * q.ranks)
+    return {Route::EachItsPart, Access::Ring};
   return {Route::EachItsPart, Access::Read};
 }
 
@@ -127,8 +138,9 @@ RouteChoice expected(const RouteQuestion& q) {
 }
 
 std::string told(const RouteQuestion& q) {
-  return std::string(name_of(q.kind)) + " " + std::string(name_of(q.op)) + ", " + std::to_string(q.bytes) + " bytes, " +
-         std::to_string(q.ranks) + " ranks, " + std::to_string(q.hosts) + " hosts, " + (q.repeats ? "repeated" : "once") + ", memory " +
+  return std::string(name_of(q.kind)) + " " + std::string(name_of(q.op)) + ", " +
+         std::to_string(q.bytes) + " bytes, " + std::to_string(q.ranks) + " ranks, " +
+         std::to_string(q.hosts) + " hosts, " + (q.repeats ? "repeated" : "once") + ", memory " +
          std::to_string(static_cast<int>(q.memory)) + (q.machine.is_slow ? ", slow" : "");
 }
 
@@ -136,15 +148,18 @@ TEST_CASE("every question has one answer, as it always had, and every way is one
   std::set<RouteChoice> reached;
   std::size_t wrong = 0;
   visit_questions([&](const RouteQuestion& question) {
-    const auto takers = std::ranges::count_if(all_routes(), [&](const RouteRow& row) { return row.takes(question); });
+    const auto takers = std::ranges::count_if(
+        all_routes(), [&](const RouteRow& row) { return row.takes(question); });
     const RouteChoice way = takers > 0 ? choose(question) : RouteChoice{Route::Staged};
     if ((takers != 1 || way != expected(question)) && ++wrong < 10)
-      FAIL_CHECK(told(question) << ": " << takers << " ways, " << name_of(way) << "; it was " << name_of(expected(question)));
+      FAIL_CHECK(told(question) << ": " << takers << " ways, " << name_of(way) << "; it was "
+                                << name_of(expected(question)));
     reached.insert(way);
   });
   CHECK(wrong == 0);
   CHECK(reached.size() == kRoutes - 1 + kAccesses - 1);
-  for (const RouteChoice& way : reached) CHECK((way.route == Route::EachItsPart) == (way.access != Access::None));
+  for (const RouteChoice& way : reached)
+    CHECK((way.route == Route::EachItsPart) == (way.access != Access::None));
 }
 
 TEST_CASE("a large message goes through a ring where its sender waits and each rank has a core") {
@@ -160,7 +175,8 @@ TEST_CASE("every limit says why it is there and what was measured") {
   for (const auto& row : kLimits) {
     INFO(row.what);
     CHECK(row.value > 0);
-    CHECK(std::min({row.what.size(), row.why.size(), row.measured.size()}) >= 9);  // "no record" is honest too
+    CHECK(std::min({row.what.size(), row.why.size(), row.measured.size()}) >=
+          9);  // "no record" is honest too
   }
   for (const auto& row : all_routes()) CHECK(names.insert(row.name).second);
 }
@@ -170,7 +186,8 @@ struct Tensors {
   std::vector<float> input, output;
   Submission submission;
   Tensors(OpKind kind, std::size_t elements, int ranks, const std::string& name)
-      : input(elements, 1), output(elements * (kind == OpKind::Allgather ? static_cast<std::size_t>(ranks) : 1)) {
+      : input(elements, 1),
+        output(elements * (kind == OpKind::Allgather ? static_cast<std::size_t>(ranks) : 1)) {
     const auto rows = static_cast<std::int64_t>(elements);
     submission.kind = kind;
     submission.name = name;
@@ -178,9 +195,16 @@ struct Tensors {
     const bool in_place = kind == OpKind::Allreduce || kind == OpKind::Broadcast;
     std::vector<std::int64_t> splits;
     if (kind == OpKind::Alltoall) splits.assign(static_cast<std::size_t>(ranks), rows / ranks);
-    submission.tensors.push_back(
-        {in_place ? output.data() : input.data(), output.data(), DataType::Float32, {rows}, nullptr, true, splits});
-    submission.allocate = [this](std::size_t /*index*/, std::int64_t /*rows*/) { return static_cast<void*>(output.data()); };
+    submission.tensors.push_back({in_place ? output.data() : input.data(),
+                                  output.data(),
+                                  DataType::Float32,
+                                  {rows},
+                                  nullptr,
+                                  true,
+                                  splits});
+    submission.allocate = [this](std::size_t /*index*/, std::int64_t /*rows*/) {
+      return static_cast<void*>(output.data());
+    };
   }
   [[nodiscard]] SmallCall call(std::vector<std::int64_t>& received) const {
     const auto& tensor = submission.tensors.front();
@@ -198,7 +222,8 @@ struct Tensors {
   }
 };
 
-/// Does the operation three times, the third and later ones as a caller that waits. Checks that it took the ways that the chooser names.
+/// Does the operation three times, the third and later ones as a caller that waits. Checks that it
+/// took the ways that the chooser names.
 void check_taken(Engine& engine, RouteQuestion question, int rank) {
   const std::string name = told(question) + "." + std::to_string(static_cast<int>(question.kind));
   const auto ranks = static_cast<int>(question.ranks);
@@ -208,7 +233,8 @@ void check_taken(Engine& engine, RouteQuestion question, int rank) {
     const RouteChoice way = choose(question);
     const auto before = EngineProbe::taken(engine, way);
     std::vector<std::int64_t> received;
-    if (!repeats || !engine.small_calls().try_run(tensors.call(received))) engine.wait(*engine.submit(tensors.submission, After::Wait));
+    if (!repeats || !engine.small_calls().try_run(tensors.call(received)))
+      engine.wait(*engine.submit(tensors.submission, After::Wait));
     INFO("rank " << rank << ", " << told(question) << ": " << name_of(way));
     CHECK(EngineProbe::taken(engine, way) == before + 1);
   };
@@ -241,7 +267,8 @@ void check_world(DirectCopies copies, int ranks) {
 
 TEST_CASE("what the chooser names is what is done") {
   for (const int ranks : {1, 2, 3})
-    for (const auto copies : {DirectCopies::On, DirectCopies::Relayed, DirectCopies::Off}) check_world(copies, ranks);
+    for (const auto copies : {DirectCopies::On, DirectCopies::Relayed, DirectCopies::Off})
+      check_world(copies, ranks);
 }
 
 }  // namespace

@@ -30,11 +30,15 @@ TEST_CASE("a range of flattened arrays is visited once, in order, without empty 
   for (std::size_t begin = 0; begin <= 9; ++begin)
     for (std::size_t end = begin; end <= 9; ++end) {
       std::size_t seen = 0;
-      flat.each({begin, end}, [&](std::size_t array, std::size_t first, std::size_t count, std::size_t before) {
+      flat.each({begin, end}, [&](std::size_t array, std::size_t first, std::size_t count,
+                                  std::size_t before) {
         CHECK(count > 0);
         CHECK(before == seen);
         CHECK(first + count <= counts[array]);
-        CHECK(std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(array), std::size_t{0}) + first == begin + seen);
+        CHECK(std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(array),
+                              std::size_t{0}) +
+                  first ==
+              begin + seen);
         seen += count;
       });
       CHECK(seen == end - begin);
@@ -63,7 +67,8 @@ TEST_CASE("a tree reaches every place once, from any root, in as few steps as th
           ++reached[child];
         }
         std::size_t depth = 0;
-        for (std::size_t at = self; at != root; at = tree_place(size, root, at).parent) REQUIRE(++depth <= 6);
+        for (std::size_t at = self; at != root; at = tree_place(size, root, at).parent)
+          REQUIRE(++depth <= 6);
       }
       CHECK(reached[root] == 0);
       for (std::size_t place = 0; place < size; ++place)

@@ -1,5 +1,6 @@
-// Worlds as values, whose members are threads of this process that meet in a store of its own: what they reduce, that they do not wait for
-// one another, how they end, and what is refused. HVD_TEST_ROUNDS: how often one is made, used and left (20).
+// Worlds as values, whose members are threads of this process that meet in a store of its own: what
+// they reduce, that they do not wait for one another, how they end, and what is refused.
+// HVD_TEST_ROUNDS: how often one is made, used and left (20).
 #include "hvd/world.h"
 
 #include <doctest/doctest.h>
@@ -52,10 +53,12 @@ Config small_config() {
   return config;
 }
 
-/// Each member in a thread of its own makes the world and does `work`; returns, by rank, what it threw.
+/// Each member in a thread of its own makes the world and does `work`; returns, by rank, what it
+/// threw.
 using Work = std::function<void(World& world)>;
-std::vector<std::string> in_world(int size, const std::string& name, const Work& work, const Config& config = small_config(),
-                                  const std::shared_ptr<MemoryStore>& store = std::make_shared<MemoryStore>()) {
+std::vector<std::string> in_world(
+    int size, const std::string& name, const Work& work, const Config& config = small_config(),
+    const std::shared_ptr<MemoryStore>& store = std::make_shared<MemoryStore>()) {
   const Watchdog watchdog("the world " + name, 120s);
   std::vector<std::string> said(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
@@ -76,12 +79,15 @@ void check_all_well(const std::vector<std::string>& said) {
   for (const auto& text : said) CHECK(text == "");
 }
 
-Buffer buffer_of(std::vector<float>& values) { return {values.data(), DataType::Float32, {static_cast<std::int64_t>(values.size())}, {}}; }
+Buffer buffer_of(std::vector<float>& values) {
+  return {values.data(), DataType::Float32, {static_cast<std::int64_t>(values.size())}, {}};
+}
 
 /// What each rank has: other values on each, in each world.
 std::vector<float> values_of(int rank, std::size_t count, int salt = 0) {
   std::vector<float> values(count);
-  for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<float>((rank + 1) * (static_cast<int>(i % 97) + 1) + salt);
+  for (std::size_t i = 0; i < count; ++i)
+    values[i] = static_cast<float>((rank + 1) * (static_cast<int>(i % 97) + 1) + salt);
   return values;
 }
 std::vector<float> sum_of(int size, std::size_t count, int salt = 0) {
@@ -96,7 +102,8 @@ std::vector<float> sum_of(int size, std::size_t count, int salt = 0) {
 /// Each collective once, as a member, by an option, and in a scope.
 void use(const World& world, int salt = 0) {
   const int rank = world.rank(), size = world.size();
-  for (const std::size_t count : {std::size_t{1}, std::size_t{1000}, std::size_t{kSanitized ? 20'000 : 300'000}}) {
+  for (const std::size_t count :
+       {std::size_t{1}, std::size_t{1000}, std::size_t{kSanitized ? 20'000 : 300'000}}) {
     auto values = values_of(rank, count, salt);
     world.allreduce(buffer_of(values), buffer_of(values), {.op = ReduceOp::Sum});
     CHECK(values == sum_of(size, count, salt));
@@ -107,7 +114,8 @@ void use(const World& world, int salt = 0) {
     world.run([&] { allreduce(buffer_of(values), buffer_of(values), {.op = ReduceOp::Sum}); });
     CHECK(values == sum_of(size, count, salt));
     values = values_of(rank, count, salt);
-    const auto handle = world.allreduce_async(buffer_of(values), buffer_of(values), {.name = "later", .op = ReduceOp::Sum});
+    const auto handle = world.allreduce_async(buffer_of(values), buffer_of(values),
+                                              {.name = "later", .op = ReduceOp::Sum});
     handle.wait();
     CHECK(values == sum_of(size, count, salt));
     values = values_of(rank, count, salt);
@@ -119,15 +127,18 @@ void use(const World& world, int salt = 0) {
   CHECK(all.shape == Shape{size * (size + 1) / 2});
   const auto* gathered = reinterpret_cast<const float*>(all.data.data());
   for (int from = 0; from < size; ++from)
-    for (const float value : values_of(from, static_cast<std::size_t>(from) + 1, salt)) CHECK(*gathered++ == value);
+    for (const float value : values_of(from, static_cast<std::size_t>(from) + 1, salt))
+      CHECK(*gathered++ == value);
   std::vector<float> to_all(static_cast<std::size_t>(size), static_cast<float>(rank + salt));
   const Exchanged exchanged = world.alltoall(buffer_of(to_all));
   for (int from = 0; from < size; ++from)
-    CHECK(reinterpret_cast<const float*>(exchanged.data.data())[from] == static_cast<float>(from + salt));
+    CHECK(reinterpret_cast<const float*>(exchanged.data.data())[from] ==
+          static_cast<float>(from + salt));
   auto rows = values_of(rank, static_cast<std::size_t>(size) * 2, salt);
   const Gathered share = world.reducescatter(buffer_of(rows), {.op = ReduceOp::Sum});
   const auto sum = sum_of(size, static_cast<std::size_t>(size) * 2, salt);
-  CHECK(reinterpret_cast<const float*>(share.data.data())[1] == sum[static_cast<std::size_t>(rank) * 2 + 1]);
+  CHECK(reinterpret_cast<const float*>(share.data.data())[1] ==
+        sum[static_cast<std::size_t>(rank) * 2 + 1]);
   auto repeated = values_of(rank, 10, salt);
   auto op = world.allreduce_init(buffer_of(repeated), {.op = ReduceOp::Max});
   for (int round = 0; round < 3; ++round) {
@@ -169,7 +180,8 @@ TEST_CASE("world: a world beside no global one does what the global one does") {
       CHECK(failed.find("init()") != std::string::npos);
       world.leave();
       CHECK_FALSE(world.is_running());
-      CHECK(error_of([&] { world.barrier(); }).find("has left the world 'beside'") != std::string::npos);
+      CHECK(error_of([&] { world.barrier(); }).find("has left the world 'beside'") !=
+            std::string::npos);
       world.leave();  // does nothing
     }));
   }
@@ -222,7 +234,9 @@ TEST_CASE("world: several at once, of different members, wait for nobody else") 
       threads.emplace_back([&, world, place] {
         const auto size = static_cast<int>(members[static_cast<std::size_t>(world)].size());
         try {
-          const World mine(rendezvous_of(store, static_cast<int>(place), size, formatted("world {}", world)), small_config());
+          const World mine(
+              rendezvous_of(store, static_cast<int>(place), size, formatted("world {}", world)),
+              small_config());
           for (int round = 0; round < (kSanitized ? 1 : 5); ++round) use(mine, world * 10 + round);
         } catch (const Error& error) {
           MESSAGE(error.what());
@@ -233,7 +247,9 @@ TEST_CASE("world: several at once, of different members, wait for nobody else") 
   CHECK(wrong == 0);
 }
 
-TEST_CASE("world: one thread works in two worlds in turn, and a set or scope of one means nothing in the other") {
+TEST_CASE(
+    "world: one thread works in two worlds in turn, and a set or scope of one means nothing in the "
+    "other") {
   const auto first = std::make_shared<MemoryStore>(), second = std::make_shared<MemoryStore>();
   check_all_well(in_world(
       2, "first",
@@ -257,8 +273,10 @@ TEST_CASE("world: one thread works in two worlds in turn, and a set or scope of 
           outer.barrier(set);
           CHECK(outer.join(set) == 0);
         }
-        if (outer.rank() == 0) outer.allreduce(buffer_of(values), buffer_of(values), {.process_set = set});
-        const auto said = error_of([&] { inner.allreduce(buffer_of(values), buffer_of(values), {.process_set = set}); });
+        if (outer.rank() == 0)
+          outer.allreduce(buffer_of(values), buffer_of(values), {.process_set = set});
+        const auto said = error_of(
+            [&] { inner.allreduce(buffer_of(values), buffer_of(values), {.process_set = set}); });
         CHECK(said.find("another world") != std::string::npos);
         outer.barrier();
         inner.barrier();
@@ -266,9 +284,11 @@ TEST_CASE("world: one thread works in two worlds in turn, and a set or scope of 
       small_config(), first));
 }
 
-TEST_CASE("world: who leaves is named to those who need it, within a second, and waits for nobody") {
+TEST_CASE(
+    "world: who leaves is named to those who need it, within a second, and waits for nobody") {
   for (const bool shared : {true, false}) {
-    if (!shared && kSanitized) continue;  // UCX watches the same functions of memory as sanitizers do
+    // UCX watches the same functions of memory as sanitizers do
+    if (!shared && kSanitized) continue;
     CAPTURE(shared);
     Config config = small_config();
     config.shared_memory = shared ? SharedMemory::Auto : SharedMemory::Off;
@@ -288,11 +308,13 @@ TEST_CASE("world: who leaves is named to those who need it, within a second, and
               has_left.set_value();
               return;
             }
-            const auto pending = world.allreduce_async(buffer_of(values), buffer_of(values), {.name = "pending"});
+            const auto pending =
+                world.allreduce_async(buffer_of(values), buffer_of(values), {.name = "pending"});
             const auto text = error_of([&] { pending.wait(); });
             CHECK(text.find(formatted("rank {}", leaver)) != std::string::npos);
             left.wait();
-            const auto later = error_of([&] { world.allreduce(buffer_of(values), buffer_of(values)); });
+            const auto later =
+                error_of([&] { world.allreduce(buffer_of(values), buffer_of(values)); });
             CHECK(later.find(formatted("rank {}", leaver)) != std::string::npos);
           },
           config);
@@ -340,7 +362,8 @@ TEST_CASE("world: what follows an operation, and its deadline, are of its world"
       [](World& world) {
         auto values = values_of(world.rank(), 100);
         std::promise<void> followed;
-        world.allreduce_async(buffer_of(values), buffer_of(values), {.op = ReduceOp::Sum}).then([&] { followed.set_value(); });
+        world.allreduce_async(buffer_of(values), buffer_of(values), {.op = ReduceOp::Sum})
+            .then([&] { followed.set_value(); });
         followed.get_future().wait();
         CHECK(values == sum_of(2, 100));
         if (world.rank() == 1) {
@@ -349,8 +372,10 @@ TEST_CASE("world: what follows an operation, and its deadline, are of its world"
                 }).find("alone") != std::string::npos);
           return;
         }
-        const auto said = error_of(
-            [&] { world.allreduce(buffer_of(values), buffer_of(values), {.name = "alone", .deadline = std::chrono::milliseconds(200)}); });
+        const auto said = error_of([&] {
+          world.allreduce(buffer_of(values), buffer_of(values),
+                          {.name = "alone", .deadline = std::chrono::milliseconds(200)});
+        });
         CHECK(said.find("alone") != std::string::npos);
       },
       config));
@@ -365,7 +390,8 @@ TEST_CASE("world: the last value goes with an operation that nobody holds any mo
       if (world.rank() == 0) {
         has_begun.wait();
         auto values = values_of(0, 1000);
-        world.allreduce(buffer_of(values), buffer_of(values), {.name = "last", .op = ReduceOp::Sum});
+        world.allreduce(buffer_of(values), buffer_of(values),
+                        {.name = "last", .op = ReduceOp::Sum});
         CHECK(values == sum_of(2, 1000));
         return;
       }
@@ -374,7 +400,8 @@ TEST_CASE("world: the last value goes with an operation that nobody holds any mo
       submission.name = "last";
       submission.op = ReduceOp::Sum;
       submission.tensors.push_back({values->data(), values->data(), DataType::Float32, {1000}});
-      submission.keep_alive = std::make_shared<std::pair<World, std::shared_ptr<void>>>(world, values);
+      submission.keep_alive =
+          std::make_shared<std::pair<World, std::shared_ptr<void>>>(world, values);
       world.run([&] { static_cast<void>(engine()->submit(std::move(submission))); });
       world = World();  // the operation has the last one now
       begun.set_value();
@@ -383,16 +410,21 @@ TEST_CASE("world: the last value goes with an operation that nobody holds any mo
 }
 
 /// Waits for what never comes, as `rank` 0 of two does not submit it, or leaves.
-Submission pending_alone(const std::shared_ptr<std::vector<float>>& values, std::shared_ptr<void> owner) {
+Submission pending_alone(const std::shared_ptr<std::vector<float>>& values,
+                         std::shared_ptr<void> owner) {
   Submission submission;
   submission.name = "alone";
   submission.op = ReduceOp::Sum;
-  submission.tensors.push_back({values->data(), values->data(), DataType::Float32, {static_cast<std::int64_t>(values->size())}});
+  submission.tensors.push_back({values->data(),
+                                values->data(),
+                                DataType::Float32,
+                                {static_cast<std::int64_t>(values->size())}});
   submission.keep_alive = std::move(owner);
   return submission;
 }
 
-TEST_CASE("world: at the end of the process the last value may be that of an operation that is pending") {
+TEST_CASE(
+    "world: at the end of the process the last value may be that of an operation that is pending") {
   std::promise<void> begun;
   const auto has_begun = begun.get_future().share();
   check_all_well(in_world(2, "at the end", [&](World& world) {
@@ -403,20 +435,24 @@ TEST_CASE("world: at the end of the process the last value may be that of an ope
     }
     const auto values = std::make_shared<std::vector<float>>(values_of(1, 1000));
     auto owner = std::make_shared<std::pair<World, std::shared_ptr<void>>>(world, values);
-    world.run([&] { static_cast<void>(engine()->submit(pending_alone(values, std::move(owner)))); });
+    world.run(
+        [&] { static_cast<void>(engine()->submit(pending_alone(values, std::move(owner)))); });
     world = World();
     WorldLife::leave_all();
   }));
 }
 
-TEST_CASE("world: a member leaves while its own threads wait, poll and submit, or by a function that follows an operation") {
+TEST_CASE(
+    "world: a member leaves while its own threads wait, poll and submit, or by a function that "
+    "follows an operation") {
   for (const bool follows : {false, true}) {
     CAPTURE(follows);
     check_all_well(in_world(2, "busy", [&](World& world) {
       if (world.rank() == 0) {
         std::vector<float> values(10, 1);
         if (follows) world.allreduce(buffer_of(values), buffer_of(values), {.name = "first"});
-        const auto said = error_of([&] { world.allreduce(buffer_of(values), buffer_of(values), {.name = "never"}); });
+        const auto said = error_of(
+            [&] { world.allreduce(buffer_of(values), buffer_of(values), {.name = "never"}); });
         CHECK(said.find("rank 1") != std::string::npos);
         return;
       }
@@ -434,9 +470,11 @@ TEST_CASE("world: a member leaves while its own threads wait, poll and submit, o
       std::vector<float> one(10, 1), two(10, 1);
       std::atomic<int> names{0};
       std::vector<std::thread> threads;
-      threads.push_back(until_error([&] { world.allreduce(buffer_of(one), buffer_of(one), {.name = "waits"}); }));
+      threads.push_back(
+          until_error([&] { world.allreduce(buffer_of(one), buffer_of(one), {.name = "waits"}); }));
       threads.push_back(until_error([&] {
-        const auto handle = world.allreduce_async(buffer_of(two), buffer_of(two), {.name = "polls"});
+        const auto handle =
+            world.allreduce_async(buffer_of(two), buffer_of(two), {.name = "polls"});
         while (!handle.done()) std::this_thread::yield();
         handle.wait();
       }));
@@ -481,7 +519,8 @@ TEST_CASE("world: memory and results of a world outlive it") {
   REQUIRE(memory);
   std::fill_n(static_cast<char*>(memory.get()), 1 << 20, 'x');
   const auto expected = values_of(1, 300'000);
-  CHECK(std::equal(expected.begin(), expected.end(), reinterpret_cast<const float*>(result->data.data()) + 300'000));
+  CHECK(std::equal(expected.begin(), expected.end(),
+                   reinterpret_cast<const float*>(result->data.data()) + 300'000));
   memory = nullptr;
   result.reset();
 }
@@ -515,7 +554,9 @@ TEST_CASE("world: the value of the global world means that also inside of a scop
   }));
 }
 
-TEST_CASE("world: a process that is forked from a member is none, also where there is no global world any more") {
+TEST_CASE(
+    "world: a process that is forked from a member is none, also where there is no global world "
+    "any more") {
   if (kSanitized) return;
   check_all_well(in_world(2, "parents", [](World& world) {
     if (world.rank() == 0) return world.barrier();
@@ -537,17 +578,20 @@ TEST_CASE("world: a process that is forked from a member is none, also where the
   }));
 }
 
-TEST_CASE("world: made, used and left again and again, nothing of it stays" * doctest::timeout(7200)) {
+TEST_CASE("world: made, used and left again and again, nothing of it stays" *
+          doctest::timeout(7200)) {
   const int rounds = kSanitized ? 6 : static_cast<int>(number_from("HVD_TEST_ROUNDS", 20));
   for (const bool shared : {true, false}) {
-    if (!shared && kSanitized) continue;  // UCX watches the same functions of memory as sanitizers do
+    // UCX watches the same functions of memory as sanitizers do
+    if (!shared && kSanitized) continue;
     CAPTURE(shared);
     Config config = small_config();
     if (!shared) config.shared_memory = SharedMemory::Off;
     const auto round = [&](int number) {
       const auto work = [](World& world) {
         use(world);
-        world.run([] { static_cast<void>(allocate_for_host(1000, 1)); });  // for one that never opens it, nor lets it go
+        // for one that never opens it, nor lets it go
+        world.run([] { static_cast<void>(allocate_for_host(1000, 1)); });
       };
       check_all_well(in_world(2, formatted("again {}", number), work, config));
     };
@@ -558,8 +602,9 @@ TEST_CASE("world: made, used and left again and again, nothing of it stays" * do
     const ProcessStock after = take_stock();
     CHECK(after.descriptors <= before.descriptors);
     CHECK(after.threads <= before.threads);
-    CHECK(after.mappings <= before.mappings + 10);                              // the heap's own
-    if (!kSanitized) CHECK(after.resident_kib <= before.resident_kib + 32768);  // of the C library's arenas, which come to be used
+    CHECK(after.mappings <= before.mappings + 10);  // the heap's own
+    // of the C library's arenas, which come to be used
+    if (!kSanitized) CHECK(after.resident_kib <= before.resident_kib + 32768);
   }
 }
 
@@ -577,7 +622,9 @@ TEST_CASE("world: what is wrong is refused, with names") {
   lacking.add = nullptr;
   refused(lacking, "lacks set, get or add");
   Rendezvous broken = rendezvous_of(store, 0, 1, "broken");
-  broken.add = [](const std::string&, std::int64_t) -> std::int64_t { throw std::runtime_error("the store is gone"); };
+  broken.add = [](const std::string&, std::int64_t) -> std::int64_t {
+    throw std::runtime_error("the store is gone");
+  };
   refused(broken, "the store is gone");
 
   check_all_well(in_world(
@@ -596,7 +643,9 @@ TEST_CASE("world: what is wrong is refused, with names") {
     for (std::size_t i = 0; i < ranks_and_sizes.size(); ++i)
       threads.emplace_back([&, i] {
         const auto [rank, size] = ranks_and_sizes[i];
-        said[i] = error_of([&, rank = rank, size = size] { const World world(rendezvous_of(store, rank, size, name), config(rank)); });
+        said[i] = error_of([&, rank = rank, size = size] {
+          const World world(rendezvous_of(store, rank, size, name), config(rank));
+        });
       });
     for (auto& thread : threads) thread.join();
     return said;
@@ -623,7 +672,8 @@ TEST_CASE("world: what is wrong is refused, with names") {
   }
 }
 
-TEST_CASE("world: of the environment's knobs those that go by the global world's ranks do not count") {
+TEST_CASE(
+    "world: of the environment's knobs those that go by the global world's ranks do not count") {
   ::setenv("HVD_THREAD_AFFINITY", "1", 1);  // where each process is bound to a core, another rank's
   const auto config = World::default_config();
   ::unsetenv("HVD_THREAD_AFFINITY");

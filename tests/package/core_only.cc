@@ -1,4 +1,5 @@
-// Raw buffers: needs no LibTorch. What the library throws is caught by its type, also where it is a shared library.
+// Raw buffers: needs no LibTorch. What the library throws is caught by its type, also where it is a
+// shared library.
 #include <hvd/backend.h>
 #include <hvd/hvd.h>
 #include <hvd/topology.h>
@@ -35,8 +36,8 @@ int main() {
   const int size = hvd::size();
   const bool right = value == static_cast<float>(size * (size + 1) / 2);
   const bool caught = size == 1 || ranks_disagree();
-  std::printf("core_only: rank %d of %d: sum %s, mismatch %s\n", hvd::rank(), size, right ? "right" : "WRONG",
-              caught ? "caught" : "MISSED");
+  std::printf("core_only: rank %d of %d: sum %s, mismatch %s\n", hvd::rank(), size,
+              right ? "right" : "WRONG", caught ? "caught" : "MISSED");
   hvd::shutdown();
   return right && caught ? 0 : 1;
 }

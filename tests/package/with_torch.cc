@@ -7,7 +7,8 @@
 
 namespace {
 
-/// Options by the names of some of their fields: what is left out has its default, and compilers have nothing to say (-Wextra).
+/// Options by the names of some of their fields: what is left out has its default, and compilers
+/// have nothing to say (-Wextra).
 void name_some_options(torch::optim::Optimizer& optimizer, const torch::nn::Linear& model) {
   const hvd::AllreduceOptions allreduce{.name = "a"};
   const hvd::AllgatherOptions allgather{.name = "a"};
@@ -33,7 +34,8 @@ void name_some_options(torch::optim::Optimizer& optimizer, const torch::nn::Line
 int main() {
   hvd::init();
   const double size = hvd::size();
-  const auto sum = hvd::allreduce(torch::full({3}, hvd::rank() + 1.0), {.name = "greeting", .op = hvd::ReduceOp::Sum});
+  const auto sum = hvd::allreduce(torch::full({3}, hvd::rank() + 1.0),
+                                  {.name = "greeting", .op = hvd::ReduceOp::Sum});
   const bool summed = sum.allclose(torch::full({3}, size * (size + 1) / 2));
 
   torch::manual_seed(hvd::rank());  // ranks start apart: broadcast_parameters brings them together
@@ -51,9 +53,10 @@ int main() {
   optimizer.step();
 
   const auto weight = model->weight.detach();
-  const bool together = torch::equal(hvd::broadcast(weight.clone(), {.name = "weight", .root_rank = 0}), weight);
-  std::printf("with_torch: rank %d of %d: sum %s, parameters %s\n", hvd::rank(), hvd::size(), summed ? "right" : "WRONG",
-              together ? "together" : "APART");
+  const bool together =
+      torch::equal(hvd::broadcast(weight.clone(), {.name = "weight", .root_rank = 0}), weight);
+  std::printf("with_torch: rank %d of %d: sum %s, parameters %s\n", hvd::rank(), hvd::size(),
+              summed ? "right" : "WRONG", together ? "together" : "APART");
   hvd::shutdown();
   return summed && together ? 0 : 1;
 }

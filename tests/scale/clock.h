@@ -1,6 +1,6 @@
 #pragma once
-/// A simulation has two times: virtual time, which is its result, and the processor time that the library's own code takes here while it is
-/// simulated.
+/// A simulation has two times: virtual time, which is its result, and the processor time that the
+/// library's own code takes here while it is simulated.
 
 #include <chrono>
 #include <ctime>

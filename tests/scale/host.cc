@@ -14,21 +14,24 @@ constexpr std::size_t kRemembered = std::size_t{1} << 20;  // more tensors than 
 
 }  // namespace
 
-Host::Host(const World& world, const Program& program, const std::unordered_map<std::string, std::size_t>& index_of, int number,
-           Table& table, Wires wires)
+Host::Host(const World& world, const Program& program,
+           const std::unordered_map<std::string, std::size_t>& index_of, int number, Table& table,
+           Wires wires)
     : world_(world),
       program_(program),
       index_of_(index_of),
       number_(number),
       table_(table),
       wires_(std::move(wires)),
-      units_(program.units.size(), {0, std::vector<bool>(static_cast<std::size_t>(world.ranks)), 0}) {
+      units_(program.units.size(),
+             {0, std::vector<bool>(static_cast<std::size_t>(world.ranks)), 0}) {
   leader_tree_ = std::make_unique<hvd::LeaderTree>(*this, actions(), kRemembered);
 }
 
 hvd::LeaderTreeActions Host::actions() {
   hvd::LeaderTreeActions actions;
-  actions.introduce = [this](const hvd::UnitKey& key, const hvd::Runs& ranks, const hvd::Signature&) {
+  actions.introduce = [this](const hvd::UnitKey& key, const hvd::Runs& ranks,
+                             const hvd::Signature&) {
     for (const auto [first, count] : ranks)
       for (int rank = first; rank < first + count; ++rank)
         if (world_.host_of(rank) != number_) introduce(key, rank);
@@ -57,7 +60,9 @@ int Host::domains() const { return world_.hosts(); }
 
 Time Host::relay_took() const { return processor_time() - began_ - not_relay_; }
 
-Time Host::now() const { return driven_at_ + (world_.charge_measured ? relay_took() + table_took_ : messages_took_); }
+Time Host::now() const {
+  return driven_at_ + (world_.charge_measured ? relay_took() + table_took_ : messages_took_);
+}
 
 template <class Call>
 auto Host::aside(const Call& call) {
@@ -75,7 +80,9 @@ void Host::send(int to, std::span<const std::byte> bytes) {
   ++(up ? step_.traffic.up_messages : step_.traffic.down_messages);
   (up ? step_.traffic.up_bytes : step_.traffic.down_bytes) += bytes.size();
   const Time leaves = now();
-  aside([&] { wires_.send(to, {leaves, 0, depth_ + 1, {number_, hvd::Bytes(bytes.begin(), bytes.end())}}); });
+  aside([&] {
+    wires_.send(to, {leaves, 0, depth_ + 1, {number_, hvd::Bytes(bytes.begin(), bytes.end())}});
+  });
 }
 
 std::optional<hvd::Message> Host::receive() {
@@ -109,7 +116,8 @@ bool Host::submit(int rank, std::size_t index) {
     const Time took = table_.introduce(unit, index, rank);
     step_.table_took += took;
     log_took_ += took;
-    local_events_.push_back({hvd::LocalEvent::Kind::Introduced, unit.key, rank, unit.signature, {}});
+    local_events_.push_back(
+        {hvd::LocalEvent::Kind::Introduced, unit.key, rank, unit.signature, {}});
   }
   if (++arrivals.submitted < world_.ranks_on(number_)) return false;
   arrivals.submitted = 0;
@@ -133,7 +141,8 @@ void Host::drive(Time now) {
   } else {
     leader_tree_->advance();
   }
-  if (is_root() && open_batches_ == 0 && table_.negotiator().agreed().has(table_.negotiator().sets().scope_of(0))) {
+  if (is_root() && open_batches_ == 0 &&
+      table_.negotiator().agreed().has(table_.negotiator().sets().scope_of(0))) {
     leader_tree_->announce_cut(0);
     cut();
   }
@@ -150,7 +159,8 @@ void Host::introduce(const hvd::UnitKey& key, int rank) {
   if (known) return;
   known = true;
   ++arrivals.introductions;
-  if (table_.knows(index, rank)) return charge_table(table_.introduction_took());  // without a look at the clock, which takes longer
+  // without a look at the clock, which takes longer
+  if (table_.knows(index, rank)) return charge_table(table_.introduction_took());
   charge_table(aside([&] { return table_.introduce(program_.units[index], index, rank); }));
 }
 

@@ -1,7 +1,9 @@
 #pragma once
-/// A Host is one simulated host: its leader's hvd::LeaderTree, and hvd::Engine's part around it. What the host's ranks submit becomes
-/// records of the table and local events for the tree, and what the tree brings becomes records. It is its own transport: it counts what
-/// passes, and gives it to the simulated network. It runs only inside `drive`, at a moment of virtual time, and is then busy for a while.
+/// A Host is one simulated host: its leader's hvd::LeaderTree, and hvd::Engine's part around it.
+/// What the host's ranks submit becomes records of the table and local events for the tree, and
+/// what the tree brings becomes records. It is its own transport: it counts what passes, and gives
+/// it to the simulated network. It runs only inside `drive`, at a moment of virtual time, and is
+/// then busy for a while.
 
 #include <cstdint>
 #include <functional>
@@ -28,7 +30,9 @@ struct Traffic {
   std::uint64_t up_messages = 0, up_bytes = 0;
   std::uint64_t down_messages = 0, down_bytes = 0;
   std::uint64_t received_messages = 0, received_bytes = 0;
-  [[nodiscard]] std::uint64_t messages() const { return up_messages + down_messages + received_messages; }
+  [[nodiscard]] std::uint64_t messages() const {
+    return up_messages + down_messages + received_messages;
+  }
   [[nodiscard]] std::uint64_t bytes() const { return up_bytes + down_bytes + received_bytes; }
   bool operator==(const Traffic&) const = default;
 };
@@ -37,7 +41,8 @@ struct Traffic {
 struct HostStep {
   Traffic traffic;
   Time relay_took{0};  ///< processor time of the relay's code
-  Time table_took{0};  ///< processor time of the negotiator's and planner's code, for one rank that reads the log
+  Time table_took{0};  ///< processor time of the negotiator's and planner's code, for one rank that
+                       ///< reads the log
 };
 
 /// A message on its way.
@@ -56,7 +61,8 @@ class Host final : public hvd::Transport {
     std::function<void(const hvd::CutBatch& batch, Time now)> launch;
   };
   /// `index_of` finds a unit of the program by its name.
-  Host(const World& world, const Program& program, const std::unordered_map<std::string, std::size_t>& index_of, int number, Table& table,
+  Host(const World& world, const Program& program,
+       const std::unordered_map<std::string, std::size_t>& index_of, int number, Table& table,
        Wires wires);
 
   // ---- hvd::Transport
@@ -117,7 +123,9 @@ class Host final : public hvd::Transport {
   std::size_t open_batches_ = 0;
 
   struct Later {
-    bool operator()(const Letter& a, const Letter& b) const { return a.arrival != b.arrival ? a.arrival > b.arrival : a.number > b.number; }
+    bool operator()(const Letter& a, const Letter& b) const {
+      return a.arrival != b.arrival ? a.arrival > b.arrival : a.number > b.number;
+    }
   };
   std::priority_queue<Letter, std::vector<Letter>, Later> inbox_;
   int depth_ = 0;

@@ -1,4 +1,5 @@
-// This is hvd_scale_sim [options]; --help lists them. Exit codes: 0 done, 1 failed, 2 wrong options.
+// This is hvd_scale_sim [options]; --help lists them. Exit codes: 0 done, 1 failed, 2 wrong
+// options.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -12,11 +13,13 @@
 namespace scale {
 namespace {
 
-/// A table remembers one word per rank and tensor; where that is too much for one per host, some are shared.
+/// A table remembers one word per rank and tensor; where that is too much for one per host, some
+/// are shared.
 int affordable_tables(const World& world, const Program& program) {
   constexpr std::uint64_t kMostBytes = std::uint64_t{32} << 20;
   constexpr int kShared = 4;
-  const auto words = static_cast<std::uint64_t>(world.ranks) * static_cast<std::uint64_t>(world.hosts()) * (program.units.size() + 2);
+  const auto words = static_cast<std::uint64_t>(world.ranks) *
+                     static_cast<std::uint64_t>(world.hosts()) * (program.units.size() + 2);
   return words * sizeof(hvd::SharedSignature) <= kMostBytes ? world.hosts() : kShared;
 }
 
@@ -37,13 +40,19 @@ void introduce(const Options& options) {
   std::size_t tensors = 0;
   for (const auto& unit : options.program.units) tensors += unit.signature->tensors.size();
   const World& world = options.world;
-  fmt::print("{}: {} gradients in {} groups{}; {} ranks per host; seed {}\n", options.model, tensors, options.program.units.size(),
-             options.program.one_by_one ? ", one after the other" : "", world.ranks_per_host, world.seed);
-  fmt::print("model: {} us delay + {} us jitter (mean), {} Gbit/s, {}, ranks up to {} us (mean) late; batches take no time\n",
-             microseconds(world.network.delay), microseconds(world.network.jitter), world.network.gigabits_per_second,
-             world.charge_measured ? "leaders busy as long as the code takes here"
-                                   : fmt::format("leaders busy {} us per message", microseconds(world.per_message)),
-             microseconds(world.skew));
+  fmt::print("{}: {} gradients in {} groups{}; {} ranks per host; seed {}\n", options.model,
+             tensors, options.program.units.size(),
+             options.program.one_by_one ? ", one after the other" : "", world.ranks_per_host,
+             world.seed);
+  fmt::print(
+      "model: {} us delay + {} us jitter (mean), {} Gbit/s, {}, ranks up to {} us (mean) late; "
+      "batches take no time\n",
+      microseconds(world.network.delay), microseconds(world.network.jitter),
+      world.network.gigabits_per_second,
+      world.charge_measured
+          ? "leaders busy as long as the code takes here"
+          : fmt::format("leaders busy {} us per message", microseconds(world.per_message)),
+      microseconds(world.skew));
 }
 
 int main(int argc, char** argv) {
@@ -58,7 +67,8 @@ int main(int argc, char** argv) {
     for (const int ranks : options.ranks) {
       rows.push_back(simulate(options, ranks));
       const Row& row = rows.back();
-      std::fprintf(stderr, "%d ranks: first step %.0f us, steady %.1f us\n", ranks, row.first.time_us, row.steady.time_us);
+      std::fprintf(stderr, "%d ranks: first step %.0f us, steady %.1f us\n", ranks,
+                   row.first.time_us, row.steady.time_us);
     }
     print(rows);
     return 0;

@@ -7,7 +7,8 @@ namespace scale {
 
 Time Network::arrival(int from, int to, std::size_t bytes, Time now) {
   Time& free = card_free_[static_cast<std::size_t>(from)];
-  free = std::max(free, now) + Time(std::llround(static_cast<double>(bytes) * 8 / model_.gigabits_per_second));
+  free = std::max(free, now) +
+         Time(std::llround(static_cast<double>(bytes) * 8 / model_.gigabits_per_second));
   Time& last = last_arrival_[{from, to}];
   last = std::max(last, free + model_.delay + random(model_.jitter));
   return last;

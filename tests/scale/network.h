@@ -1,7 +1,8 @@
 #pragma once
-/// A Network is the simulated wires between the hosts. A message leaves when its sender's card has sent what came before, takes its bytes'
-/// time, a delay, and a random while longer, and never overtakes another of the same sender and receiver. A receiver's card takes any
-/// number of messages at once. It is for one thread; the same seed gives the same times.
+/// A Network is the simulated wires between the hosts. A message leaves when its sender's card has
+/// sent what came before, takes its bytes' time, a delay, and a random while longer, and never
+/// overtakes another of the same sender and receiver. A receiver's card takes any number of
+/// messages at once. It is for one thread; the same seed gives the same times.
 
 #include <cstdint>
 #include <map>

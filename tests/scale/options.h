@@ -1,5 +1,6 @@
 #pragma once
-/// Options is the command line of hvd_scale_sim as a value. Wrong options throw `WrongOptions`, whose text says what is allowed.
+/// Options is the command line of hvd_scale_sim as a value. Wrong options throw `WrongOptions`,
+/// whose text says what is allowed.
 
 #include <stdexcept>
 #include <string>

@@ -15,9 +15,12 @@ Program gradients_of(const std::string& model, std::uint64_t bucket_bytes) {
   const auto close = [&] {
     if (bucket.tensors.empty()) return;
     const std::size_t number = program.units.size();
-    const std::string more = bucket.tensors.size() > 1 ? hvd::formatted(" and {} more", bucket.tensors.size() - 1) : "";
+    const std::string more =
+        bucket.tensors.size() > 1 ? hvd::formatted(" and {} more", bucket.tensors.size() - 1) : "";
     Unit& unit = program.units.emplace_back();
-    unit.key = {0, hvd::OpKind::Allreduce, hvd::formatted("optimizer.0/gradients.{} (parameter.0.{}{})", number, number, more)};
+    unit.key = {
+        0, hvd::OpKind::Allreduce,
+        hvd::formatted("optimizer.0/gradients.{} (parameter.0.{}{})", number, number, more)};
     unit.signature = std::make_shared<const hvd::Signature>(std::exchange(bucket, {}));
     bytes = 0;
   };

@@ -1,6 +1,7 @@
-// The scale simulator (tests/scale) against real engines, and what it is for: no leader's part grows like the number of hosts.
-// Real ranks are threads with engines of their own; messages and bytes are counted at the transports. No time is compared: a dozen polling
-// engines on a few cores say nothing about wires.
+// The scale simulator (tests/scale) against real engines, and what it is for: no leader's part
+// grows like the number of hosts. Real ranks are threads with engines of their own; messages and
+// bytes are counted at the transports. No time is compared: a dozen polling engines on a few cores
+// say nothing about wires.
 #include <doctest/doctest.h>
 
 #include <barrier>
@@ -31,7 +32,8 @@ class CountingTransport final : public Transport {
     std::mutex mutex;
     Traffic traffic;
   };
-  CountingTransport(std::unique_ptr<Transport> inner, Counts& counts) : inner_(std::move(inner)), counts_(counts) {}
+  CountingTransport(std::unique_ptr<Transport> inner, Counts& counts)
+      : inner_(std::move(inner)), counts_(counts) {}
   int domain() const override { return inner_->domain(); }
   int domains() const override { return inner_->domains(); }
   void send(int to, std::span<const std::byte> bytes) override {
@@ -64,7 +66,8 @@ Operations small_program(bool one_by_one) {
   program.one_by_one = one_by_one;
   for (const std::size_t tensors : {2U, 1U, 5U}) {
     Signature signature;
-    for (std::size_t i = 0; i < tensors; ++i) signature.tensors.push_back({DataType::Float32, {static_cast<std::int64_t>(5000 + i)}, {}});
+    for (std::size_t i = 0; i < tensors; ++i)
+      signature.tensors.push_back({DataType::Float32, {static_cast<std::int64_t>(5000 + i)}, {}});
     scale::Unit& unit = program.units.emplace_back();
     unit.key = {0, OpKind::Allreduce, hvd::formatted("gradients.{}", program.units.size())};
     unit.signature = std::make_shared<const Signature>(std::move(signature));
@@ -85,7 +88,8 @@ Submission submission_of(const scale::Unit& unit, std::vector<std::vector<float>
 /// What each leader sent and received, step by step.
 std::vector<std::vector<Traffic>> run_real(const Operations& program, int ranks, int hosts) {
   std::vector<std::unique_ptr<CountingTransport::Counts>> counts;
-  for (int host = 0; host < hosts; ++host) counts.push_back(std::make_unique<CountingTransport::Counts>());
+  for (int host = 0; host < hosts; ++host)
+    counts.push_back(std::make_unique<CountingTransport::Counts>());
   WorldOptions options;
   options.size = ranks;
   options.domains = hosts;
@@ -130,7 +134,8 @@ World world_of(int ranks, int hosts) {
   return world;
 }
 
-std::vector<StepResult> simulate(const World& world, const Operations& program, int steps = kSteps) {
+std::vector<StepResult> simulate(const World& world, const Operations& program,
+                                 int steps = kSteps) {
   Simulation simulation(world, program);
   std::vector<StepResult> results;
   for (int step = 0; step < steps; ++step) results.push_back(simulation.step());
@@ -158,13 +163,16 @@ std::vector<Traffic> traffic_of(const StepResult& step) {
 
 int children_of(int host, int hosts) {
   int children = 0;
-  for (int bit = 1; (host == 0 || bit < (host & -host)) && (host | bit) < hosts; bit <<= 1) ++children;
+  for (int bit = 1; (host == 0 || bit < (host & -host)) && (host | bit) < hosts; bit <<= 1)
+    ++children;
   return children;
 }
 
 void print(const char* what, int ranks, int hosts, const Traffic& all) {
-  std::fputs(hvd::formatted("{:>3} ranks {:>3} hosts {:>22}: up {:>4} messages {:>6} bytes, down {:>4} messages {:>6} bytes\n", ranks,
-                            hosts, what, all.up_messages, all.up_bytes, all.down_messages, all.down_bytes)
+  std::fputs(hvd::formatted("{:>3} ranks {:>3} hosts {:>22}: up {:>4} messages {:>6} bytes, down "
+                            "{:>4} messages {:>6} bytes\n",
+                            ranks, hosts, what, all.up_messages, all.up_bytes, all.down_messages,
+                            all.down_bytes)
                  .c_str(),
              stdout);
 }
@@ -179,7 +187,8 @@ TEST_CASE("scale: the simulator counts what real engines count, group by group")
   const Operations program = small_program(true);
   const auto units = program.units.size();
   for (const auto& [ranks, hosts] :
-       {WorldSize{2, 2}, WorldSize{3, 3}, WorldSize{4, 4}, WorldSize{8, 8}, WorldSize{16, 16}, WorldSize{8, 4}, WorldSize{16, 4}}) {
+       {WorldSize{2, 2}, WorldSize{3, 3}, WorldSize{4, 4}, WorldSize{8, 8}, WorldSize{16, 16},
+        WorldSize{8, 4}, WorldSize{16, 4}}) {
     CAPTURE(ranks);
     CAPTURE(hosts);
     const auto real = run_real(program, ranks, hosts);
@@ -201,14 +210,16 @@ TEST_CASE("scale: the simulator counts what real engines count, group by group")
         CHECK(was_to_be.down_messages == messages);
       }
     }
-    // How many introductions travel as one depends on when they come; ranks that come one by one show the most that it can cost.
+    // How many introductions travel as one depends on when they come; ranks that come one by one
+    // show the most that it can cost.
     World patient = world_of(ranks, hosts);
     patient.skew = std::chrono::seconds(1);
     const Traffic most = sum(traffic_of(simulate(patient, program, 1).front()));
     const Traffic first = sum(real.front());
     CHECK(first.up_bytes <= most.up_bytes);
     CHECK(first.down_bytes <= most.down_bytes);
-    // A host's last introduction and that it is ready may go as two messages, and what they bring about too.
+    // A host's last introduction and that it is ready may go as two messages, and what they bring
+    // about too.
     const auto more = 2 * units * static_cast<std::size_t>(hosts - 1);
     CHECK(first.up_messages <= most.up_messages + more);
     CHECK(first.down_messages <= most.down_messages + more);
@@ -223,7 +234,8 @@ TEST_CASE("scale: the simulator counts what real engines count, group by group")
 TEST_CASE("scale: the simulator counts what real engines count, all groups at once") {
   const Operations program = small_program(false);
   const auto units = program.units.size();
-  for (const auto& [ranks, hosts] : {WorldSize{2, 2}, WorldSize{4, 4}, WorldSize{8, 8}, WorldSize{16, 8}}) {
+  for (const auto& [ranks, hosts] :
+       {WorldSize{2, 2}, WorldSize{4, 4}, WorldSize{8, 8}, WorldSize{16, 8}}) {
     CAPTURE(ranks);
     CAPTURE(hosts);
     const auto real = run_real(program, ranks, hosts);
@@ -233,7 +245,8 @@ TEST_CASE("scale: the simulator counts what real engines count, all groups at on
       const Traffic was_to_be = sum(traffic_of(simulated[step]));
       const auto links = static_cast<std::uint64_t>(hosts - 1);
       CHECK(is.up_bytes == was_to_be.up_bytes);
-      // What becomes ready meanwhile is cut together or not: between one cut and one per group, of nine bytes each.
+      // What becomes ready meanwhile is cut together or not: between one cut and one per group, of
+      // nine bytes each.
       constexpr std::uint64_t kCutBytes = 9;
       const auto slack = (units - 1) * kCutBytes * links;
       CHECK(is.down_bytes <= was_to_be.down_bytes + slack);
@@ -260,12 +273,14 @@ TEST_CASE("scale: no leader's part in a steady step grows like the number of hos
       const auto steps = simulate(world, program, 3);
       const auto log = static_cast<std::uint64_t>(std::lround(std::log2(hosts)));
       std::uint64_t messages = 0, bytes = 0, first_bytes = 0;
-      for (const auto& host : steps.front().hosts) first_bytes = std::max(first_bytes, host.traffic.bytes());
+      for (const auto& host : steps.front().hosts)
+        first_bytes = std::max(first_bytes, host.traffic.bytes());
       for (const auto& host : steps.back().hosts) {
         messages = std::max(messages, host.traffic.messages());
         bytes = std::max(bytes, host.traffic.bytes());
       }
-      // The root, which has a child per power of two, hears from each that it is ready, and says what is agreed and where to cut.
+      // The root, which has a child per power of two, hears from each that it is ready, and says
+      // what is agreed and where to cut.
       CHECK(messages <= 3 * units * log);
       CHECK(steps.back().rounds <= static_cast<int>((one_by_one ? units : 1) * 3 * log + 2 * log));
       if (hosts == 8) {

@@ -7,10 +7,13 @@
 namespace scale {
 
 Simulation::Simulation(World world, Program program)
-    : world_(world), program_(std::move(program)), network_(world_.network, world_.hosts(), world_.seed) {
+    : world_(world),
+      program_(std::move(program)),
+      network_(world_.network, world_.hosts(), world_.seed) {
   for (std::size_t i = 0; i < program_.units.size(); ++i) index_of_[program_.units[i].key.name] = i;
   const int tables = world_.tables == 0 ? world_.hosts() : std::min(world_.tables, world_.hosts());
-  for (int table = 0; table < tables; ++table) tables_.push_back(std::make_unique<Table>(world_, program_, table));
+  for (int table = 0; table < tables; ++table)
+    tables_.push_back(std::make_unique<Table>(world_, program_, table));
   for (int host = 0; host < world_.hosts(); ++host) {
     Host::Wires wires;
     wires.send = [this, host](int to, Letter letter) {
@@ -21,8 +24,9 @@ Simulation::Simulation(World world, Program program)
       wake(receiver);
     };
     wires.launch = [this](const hvd::CutBatch& batch, Time now) { launch(batch, now); };
-    hosts_.push_back(
-        std::make_unique<Host>(world_, program_, index_of_, host, *tables_[static_cast<std::size_t>(host % tables)], std::move(wires)));
+    hosts_.push_back(std::make_unique<Host>(world_, program_, index_of_, host,
+                                            *tables_[static_cast<std::size_t>(host % tables)],
+                                            std::move(wires)));
   }
 }
 
@@ -35,9 +39,11 @@ void Simulation::wake(Host& host) {
 
 void Simulation::begin_round() {
   const std::size_t end = program_.one_by_one ? next_unit_ + 1 : program_.units.size();
-  for (std::size_t i = next_unit_; i < end; ++i) tensors_left_ += program_.units[i].signature->tensors.size();
+  for (std::size_t i = next_unit_; i < end; ++i)
+    tensors_left_ += program_.units[i].signature->tensors.size();
   for (int rank = 0; rank < world_.ranks; ++rank)
-    foresee(now_ + network_.random(world_.skew), Event::Kind::Submit, static_cast<std::uint64_t>(rank));
+    foresee(now_ + network_.random(world_.skew), Event::Kind::Submit,
+            static_cast<std::uint64_t>(rank));
 }
 
 void Simulation::submit(int rank) {

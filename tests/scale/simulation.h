@@ -1,8 +1,9 @@
 #pragma once
-/// A Simulation is a world of simulated hosts that agree, in virtual time, by the library's own negotiator, leader tree and planner. What
-/// is simulated is the network, the time that a leader takes for a message, and when ranks submit. Batches take no time: they are done when
-/// the last host has cut them, so that a step's time is what agreeing costs.
-/// It is for one thread; the same world and program give the same results (but for `charge_measured`). It fails by throwing
+/// A Simulation is a world of simulated hosts that agree, in virtual time, by the library's own
+/// negotiator, leader tree and planner. What is simulated is the network, the time that a leader
+/// takes for a message, and when ranks submit. Batches take no time: they are done when the last
+/// host has cut them, so that a step's time is what agreeing costs. It is for one thread; the same
+/// world and program give the same results (but for `charge_measured`). It fails by throwing
 /// std::logic_error.
 
 #include <cstdint>
@@ -24,20 +25,25 @@ struct World {
   int ranks_per_host = 8;
   NetworkModel network;
   Time per_message{2'000};  ///< that a leader is busy with each message that it sends or receives
-  Time skew{50'000};        ///< mean of how much later than the first a rank submits, exponentially distributed
+  Time skew{
+      50'000};  ///< mean of how much later than the first a rank submits, exponentially distributed
   std::uint64_t seed = 1;
   int tables = 0;  ///< that the hosts share; 0: one each
   std::uint64_t fusion_threshold_bytes = std::uint64_t{128} << 20;
-  /// A leader is busy for as long as the library's code takes here, instead of `per_message`. No two runs are alike then.
+  /// A leader is busy for as long as the library's code takes here, instead of `per_message`. No
+  /// two runs are alike then.
   bool charge_measured = false;
 
   [[nodiscard]] int hosts() const { return (ranks + ranks_per_host - 1) / ranks_per_host; }
   [[nodiscard]] int host_of(int rank) const { return rank / ranks_per_host; }
-  [[nodiscard]] int ranks_on(int host) const { return std::min(ranks_per_host, ranks - host * ranks_per_host); }
+  [[nodiscard]] int ranks_on(int host) const {
+    return std::min(ranks_per_host, ranks - host * ranks_per_host);
+  }
 };
 
 struct StepResult {
-  Time time{0};    ///< from the last submission of a round to the last host's cut, over all rounds of the step
+  Time time{0};  ///< from the last submission of a round to the last host's cut, over all rounds of
+                 ///< the step
   int rounds = 0;  ///< messages one after the other, in the longest chain
   int cuts = 0;
   std::vector<HostStep> hosts;
@@ -55,9 +61,13 @@ class Simulation {
     std::uint64_t number;  ///< events of one moment happen in the order in which they were foreseen
     enum class Kind : std::uint8_t { Submit, Wake, Done } kind;
     std::uint64_t what;  ///< Submit: rank; Wake: host; Done: batch
-    bool operator>(const Event& other) const { return at != other.at ? at > other.at : number > other.number; }
+    bool operator>(const Event& other) const {
+      return at != other.at ? at > other.at : number > other.number;
+    }
   };
-  void foresee(Time at, Event::Kind kind, std::uint64_t what) { events_.push({at, ++events_foreseen_, kind, what}); }
+  void foresee(Time at, Event::Kind kind, std::uint64_t what) {
+    events_.push({at, ++events_foreseen_, kind, what});
+  }
   void wake(Host& host);
   void begin_round();
   void launch(const hvd::CutBatch& batch, Time now);

@@ -38,7 +38,8 @@ std::vector<hvd::ProcessSetInfo> everyone(const World& world, int host) {
 }  // namespace
 
 Table::Table(const World& world, const Program& program, int host)
-    : negotiator_(topology_of(world, host), everyone(world, host), world.fusion_threshold_bytes, kSlots),
+    : negotiator_(topology_of(world, host), everyone(world, host), world.fusion_threshold_bytes,
+                  kSlots),
       introduced_(program.units.size(), std::vector<bool>(static_cast<std::size_t>(world.ranks))) {}
 
 hvd::Outcomes Table::apply(const hvd::Bytes& record) {
@@ -53,7 +54,8 @@ Time Table::introduce(const Unit& unit, std::size_t index, int rank) {
   if (!known) {
     known = true;
     const Time before = processor_time();
-    const auto record = negotiator_.introduction(unit.key, rank, *unit.signature, [](std::uint32_t) { return 0U; });
+    const auto record =
+        negotiator_.introduction(unit.key, rank, *unit.signature, [](std::uint32_t) { return 0U; });
     if (!record) throw std::logic_error("the table is full");
     apply(*record);
     introducing_ += processor_time() - before;
@@ -73,7 +75,8 @@ Table::Ready Table::ready(const Unit& unit, int last_rank) {
 
 const Table::Decision& Table::decide(std::size_t place, hvd::Bytes record) {
   if (place < decided_.size()) {
-    if (decided_[place].record != record) throw std::logic_error("two hosts have been told different things");
+    if (decided_[place].record != record)
+      throw std::logic_error("two hosts have been told different things");
     return decided_[place];
   }
   if (place > decided_.size()) throw std::logic_error("a decision was left out");
@@ -87,7 +90,8 @@ const Table::Decision& Table::decide(std::size_t place, hvd::Bytes record) {
 
 const Table::Decision& Table::decide_cut(std::size_t place) {
   if (place < decided_.size()) {
-    if (decided_[place].batches.empty()) throw std::logic_error("two hosts have been told different things");
+    if (decided_[place].batches.empty())
+      throw std::logic_error("two hosts have been told different things");
     return decided_[place];
   }
   const std::vector<std::uint64_t> sequences(negotiator_.agreed().batches_of_next_cut(0), 1);

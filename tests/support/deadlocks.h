@@ -1,5 +1,6 @@
 #pragma once
-/// Programs whose ranks come to wait for one another, for ranks that are threads and ranks that are processes.
+/// Programs whose ranks come to wait for one another, for ranks that are threads and ranks that are
+/// processes.
 
 #include <doctest/doctest.h>
 
@@ -20,8 +21,10 @@ inline float sum_of(Engine& engine, const std::string& name, float value, int pr
   submission.name = name;
   submission.op = ReduceOp::Sum;
   submission.process_set = process_set;
-  submission.tensors.push_back({values.data(), values.data(), DataType::Float32, {1}, nullptr, true});
-  if (!engine.small_calls().try_run(call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
+  submission.tensors.push_back(
+      {values.data(), values.data(), DataType::Float32, {1}, nullptr, true});
+  if (!engine.small_calls().try_run(call_of(submission)))
+    engine.wait(*engine.submit(submission, After::Wait));
   return values.front();
 }
 
@@ -41,7 +44,8 @@ inline std::string mismatch_of(const std::function<void()>& call) {
   return text;
 }
 
-/// Rank 0 catches an error of its own and leaves out the rest of a step; then all do as they did before.
+/// Rank 0 catches an error of its own and leaves out the rest of a step; then all do as they did
+/// before.
 class LeftOut {
  public:
   explicit LeftOut(int size) : size_(static_cast<float>(size)) {}
@@ -71,8 +75,10 @@ class LeftOut {
     const bool one = size_ == 2;
     CAPTURE(error);
     CHECK(error.find("can never end, as the ranks wait for one another") != std::string::npos);
-    CHECK(error.find("rank 0 waits for allreduce 'accuracy'; rank" + std::string(one ? " 1 waits" : "s 1")) != std::string::npos);
-    return error.find(std::string(one ? " waits" : " wait") + " for allreduce 'gradients'") != std::string::npos;
+    CHECK(error.find("rank 0 waits for allreduce 'accuracy'; rank" +
+                     std::string(one ? " 1 waits" : "s 1")) != std::string::npos);
+    return error.find(std::string(one ? " waits" : " wait") + " for allreduce 'gradients'") !=
+           std::string::npos;
   }
   const float size_;
 };

@@ -11,7 +11,9 @@ namespace hvd::test {
 class EndlessBackend final : public Backend {
  public:
   [[nodiscard]] std::string_view name() const override { return "endless"; }
-  [[nodiscard]] bool supports(const BatchTraits& traits) const override { return traits.dtype == DataType::Int64; }
+  [[nodiscard]] bool supports(const BatchTraits& traits) const override {
+    return traits.dtype == DataType::Int64;
+  }
   std::unique_ptr<Execution> launch(Batch /*batch*/) override {
     struct Endless final : Execution {
       Progress advance() override { return Progress::Idle; }

@@ -18,7 +18,8 @@ class EngineProbe {
     return way.access == Access::None ? stats.routes[static_cast<std::size_t>(way.route)].load()
                                       : stats.accesses[static_cast<std::size_t>(way.access)].load();
   }
-  /// Returns how many persistent operations there are, and gives back what they keep. None may be in use.
+  /// Returns how many persistent operations there are, and gives back what they keep. None may be
+  /// in use.
   static std::size_t drop_persistent(Engine& engine) {
     const EngineLock lock(engine.mutex_);
     return engine.fast_path_.ops().drop_all();
@@ -26,11 +27,13 @@ class EngineProbe {
   /// Return what is kept of tensors and of process sets, in this rank's tables and its leader tree.
   static std::size_t tensors_kept(Engine& engine) {
     const EngineLock lock(engine.mutex_);
-    return std::max(engine.log_.table().units_kept(), engine.leader_ ? engine.leader_->tensors_kept() : 0);
+    return std::max(engine.log_.table().units_kept(),
+                    engine.leader_ ? engine.leader_->tensors_kept() : 0);
   }
   static std::size_t sets_kept(Engine& engine) {
     const EngineLock lock(engine.mutex_);
-    return engine.log_.table().sets().count() + engine.queue_.sets_kept() + (engine.leader_ ? engine.leader_->sets_and_names_kept() : 0);
+    return engine.log_.table().sets().count() + engine.queue_.sets_kept() +
+           (engine.leader_ ? engine.leader_->sets_and_names_kept() : 0);
   }
 };
 

@@ -6,7 +6,8 @@
 
 namespace hvd::test {
 
-/// The text of the `Expected` that `call` throws; of anything else, and of nothing, a text that says so.
+/// The text of the `Expected` that `call` throws; of anything else, and of nothing, a text that
+/// says so.
 template <class Expected, class Call>
 std::string error_of(Call&& call) {
   try {

@@ -63,14 +63,20 @@ void reduce_on_host(const std::vector<Contribution>& ranks) {
       const auto input = [&](const Contribution& rank) {
         const T value = static_cast<const T*>(rank.send)[i];
         if constexpr (!kInteger<T>) {  // premultiplied, in the type
-          if (rank.multiplied) return reduced_on_host(value, static_cast<T>(rank.factor), NcclOp::Prod);
-          if (op == NcclOp::Avg) return reduced_on_host(value, static_cast<T>(1.0 / static_cast<double>(ranks.size())), NcclOp::Prod);
+          if (rank.multiplied)
+            return reduced_on_host(value, static_cast<T>(rank.factor), NcclOp::Prod);
+          if (op == NcclOp::Avg)
+            return reduced_on_host(value, static_cast<T>(1.0 / static_cast<double>(ranks.size())),
+                                   NcclOp::Prod);
         }
         return value;
       };
       T result = input(ranks[0]);
-      for (std::size_t r = 1; r < ranks.size(); ++r) result = reduced_on_host(result, input(ranks[r]), op);
-      const auto write = [&](const Contribution& rank, std::size_t place) { static_cast<T*>(rank.receive)[place] = result; };
+      for (std::size_t r = 1; r < ranks.size(); ++r)
+        result = reduced_on_host(result, input(ranks[r]), op);
+      const auto write = [&](const Contribution& rank, std::size_t place) {
+        static_cast<T*>(rank.receive)[place] = result;
+      };
       if (call == "ncclReduce") {
         write(ranks[static_cast<std::size_t>(ranks[0].root)], i);
       } else if (call == "ncclReduceScatter") {
@@ -90,7 +96,8 @@ void move_on_host(const std::vector<Contribution>& ranks) {
     return;
   }
   for (const Contribution& rank : ranks) {
-    for (std::size_t r = 0; r < ranks.size(); ++r) std::memmove(static_cast<char*>(rank.receive) + r * bytes, ranks[r].send, bytes);
+    for (std::size_t r = 0; r < ranks.size(); ++r)
+      std::memmove(static_cast<char*>(rank.receive) + r * bytes, ranks[r].send, bytes);
   }
 }
 
@@ -113,7 +120,8 @@ HostCluster::CommGroup* HostCluster::join(const NcclUniqueId& id, int ranks, int
   const std::lock_guard lock(mutex_);
   CommGroup& comm_group = comm_groups_[std::string(id.bytes.data(), id.bytes.size())];
   comm_group.ranks = static_cast<std::size_t>(ranks);
-  if (!comm_group.joined.insert(rank).second) note_locked("rank " + std::to_string(rank) + " joined twice");
+  if (!comm_group.joined.insert(rank).second)
+    note_locked("rank " + std::to_string(rank) + " joined twice");
   joined_.notify_all();
   return &comm_group;
 }
@@ -142,24 +150,31 @@ Clock HostCluster::SharedEvent::clock_of(std::uint64_t turn) const {
   return found == clocks_.end() ? Clock() : found->second;
 }
 
-bool HostCluster::meet(CommGroup& comm_group, std::uint64_t number, int rank, const Contribution& contribution, Clock& clock) {
+bool HostCluster::meet(CommGroup& comm_group, std::uint64_t number, int rank,
+                       const Contribution& contribution, Clock& clock) {
   const std::lock_guard lock(mutex_);
   auto& meeting = comm_group.meetings[number];
-  if (const auto [mine, fresh] = meeting.arrived.emplace(rank, contribution); fresh) mine->second.clock = clock;
+  if (const auto [mine, fresh] = meeting.arrived.emplace(rank, contribution); fresh)
+    mine->second.clock = clock;
   if (meeting.arrived.size() == comm_group.ranks && !meeting.done) {
     std::vector<Contribution> ranks;
     for (const auto& [unused, arrived] : meeting.arrived) ranks.push_back(arrived);
     for (const auto& arrived : ranks) {
-      if (!arrived.agrees_with(ranks[0])) note_locked("ranks disagree in collective " + arrived.call);
-      if (!arrived.lies_as(ranks[0])) note_locked("ranks' registered memory is not alike in " + arrived.call);
+      if (!arrived.agrees_with(ranks[0]))
+        note_locked("ranks disagree in collective " + arrived.call);
+      if (!arrived.lies_as(ranks[0]))
+        note_locked("ranks' registered memory is not alike in " + arrived.call);
     }
-    contribution.call.find("Reduce") != std::string::npos ? reduce_on_host(ranks) : move_on_host(ranks);
+    contribution.call.find("Reduce") != std::string::npos ? reduce_on_host(ranks)
+                                                          : move_on_host(ranks);
     meeting.done = true;
   }
   if (!meeting.done) return false;
-  const bool to_root = contribution.call == "ncclReduce", from_root = contribution.call == "ncclBroadcast";
+  const bool to_root = contribution.call == "ncclReduce",
+             from_root = contribution.call == "ncclBroadcast";
   for (const auto& [other, arrived] : meeting.arrived) {
-    const bool gives = from_root ? other == contribution.extra : !to_root || rank == contribution.root;
+    const bool gives =
+        from_root ? other == contribution.extra : !to_root || rank == contribution.root;
     if (gives) clock.join(arrived.clock);
   }
   return true;
@@ -175,7 +190,8 @@ bool HostCluster::has_moved(CommGroup& comm_group, const CommGroup::Way& way) {
   return comm_group.transfers[way].done;
 }
 
-void HostCluster::open_window(CommGroup& comm_group, std::uint64_t number, int rank, std::size_t bytes) {
+void HostCluster::open_window(CommGroup& comm_group, std::uint64_t number, int rank,
+                              std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   auto& window = comm_group.windows[number];
   window[rank] = bytes;
@@ -193,15 +209,18 @@ void HostCluster::wait_for_window(const CommGroup& comm_group, std::uint64_t num
   joined_.wait(lock, [&] { return comm_group.windows.at(number).size() == comm_group.ranks; });
 }
 
-bool HostCluster::transfer(CommGroup& comm_group, const CommGroup::Way& way, bool sends, const Contribution& contribution, Clock& clock) {
+bool HostCluster::transfer(CommGroup& comm_group, const CommGroup::Way& way, bool sends,
+                           const Contribution& contribution, Clock& clock) {
   const std::lock_guard lock(mutex_);
   auto& transfer = comm_group.transfers[way];
-  if (const auto [mine, fresh] = transfer.halves.emplace(sends, contribution); fresh) mine->second.clock = clock;
+  if (const auto [mine, fresh] = transfer.halves.emplace(sends, contribution); fresh)
+    mine->second.clock = clock;
   if (transfer.halves.size() == 2 && !transfer.done) {
     const Contribution& from = transfer.halves[true];
     const Contribution& to = transfer.halves[false];
     if (from.count != to.count || from.type != to.type) note_locked("sender and receiver disagree");
-    std::memmove(to.receive, from.send, std::min(from.count, to.count) * element_bytes(host_type(from.type)));
+    std::memmove(to.receive, from.send,
+                 std::min(from.count, to.count) * element_bytes(host_type(from.type)));
     transfer.done = true;
   }
   if (transfer.done && !sends) clock.join(transfer.halves[true].clock);

@@ -1,6 +1,6 @@
 #pragma once
-/// The place where the host table's ranks meet: comm_groups (who shares a communicator) and their collectives, computed on host
-/// memory by the rank that arrives last. Any thread; one lock.
+/// The place where the host table's ranks meet: comm_groups (who shares a communicator) and their
+/// collectives, computed on host memory by the rank that arrives last. Any thread; one lock.
 
 #include <atomic>
 #include <condition_variable>
@@ -36,14 +36,15 @@ struct Contribution {
   /// What its stream knew when it began.
   Clock clock = {};
   bool agrees_with(const Contribution& other) const {
-    return call == other.call && count == other.count && type == other.type && extra == other.extra && root == other.root &&
-           multiplied == other.multiplied;
+    return call == other.call && count == other.count && type == other.type &&
+           extra == other.extra && root == other.root && multiplied == other.multiplied;
   }
   /// NCCL uses registered memory if all ranks' is, at one place.
   bool lies_as(const Contribution& other) const {
     const bool read_by_all = call == "ncclAllReduce" || call == "ncclReduceScatter";
     const bool written_by_all = call == "ncclAllReduce" || call == "ncclAllGather";
-    return (!read_by_all || send_place == other.send_place) && (!written_by_all || receive_place == other.receive_place);
+    return (!read_by_all || send_place == other.send_place) &&
+           (!written_by_all || receive_place == other.receive_place);
   }
 };
 
@@ -62,7 +63,8 @@ class HostCluster {
   struct CommGroup {
     std::size_t ranks = 0;
     std::set<int> joined;
-    bool left = false;  ///< a rank has aborted its side: what is not done never will be, and ends on the others all the same
+    bool left = false;  ///< a rank has aborted its side: what is not done never will be, and ends
+                        ///< on the others all the same
     struct Meeting {
       std::map<int, Contribution> arrived;
       bool done = false;
@@ -75,7 +77,8 @@ class HostCluster {
     };
     using Way = std::tuple<int, int, std::uint64_t>;  ///< from, to, number
     std::map<Way, Transfer> transfers;
-    std::map<std::uint64_t, std::map<int, std::size_t>> windows;  ///< by their number, the bytes of each rank that has come
+    std::map<std::uint64_t, std::map<int, std::size_t>>
+        windows;  ///< by their number, the bytes of each rank that has come
   };
 
   NcclUniqueId new_id();
@@ -84,18 +87,23 @@ class HostCluster {
   bool complete(const CommGroup& comm_group);
   void wait_until_complete(const CommGroup& comm_group);
 
-  /// Brings (once) what `rank` has for collective `number`; true when all ranks have and it is computed. `clock`: of the rank's stream; in
-  /// the end it knows what those know whose values the rank has got.
-  bool meet(CommGroup& comm_group, std::uint64_t number, int rank, const Contribution& contribution, Clock& clock);
+  /// Brings (once) what `rank` has for collective `number`; true when all ranks have and it is
+  /// computed. `clock`: of the rank's stream; in the end it knows what those know whose values the
+  /// rank has got.
+  bool meet(CommGroup& comm_group, std::uint64_t number, int rank, const Contribution& contribution,
+            Clock& clock);
 
   /// Whether collective `number` is computed; whether a message is delivered.
   bool has_met(CommGroup& comm_group, std::uint64_t number);
   bool has_moved(CommGroup& comm_group, const CommGroup::Way& way);
 
-  /// Brings (once) one side of a message; true when both sides are there and it is delivered. `clock`: likewise.
-  bool transfer(CommGroup& comm_group, const CommGroup::Way& way, bool sends, const Contribution& contribution, Clock& clock);
+  /// Brings (once) one side of a message; true when both sides are there and it is delivered.
+  /// `clock`: likewise.
+  bool transfer(CommGroup& comm_group, const CommGroup::Way& way, bool sends,
+                const Contribution& contribution, Clock& clock);
 
-  /// Brings `bytes` to window `number`. Then: whether all ranks have come; or waits until they have.
+  /// Brings `bytes` to window `number`. Then: whether all ranks have come; or waits until they
+  /// have.
   void open_window(CommGroup& comm_group, std::uint64_t number, int rank, std::size_t bytes);
   bool window_complete(const CommGroup& comm_group, std::uint64_t number);
   void wait_for_window(const CommGroup& comm_group, std::uint64_t number);

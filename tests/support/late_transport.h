@@ -16,11 +16,13 @@
 
 namespace hvd::test {
 
-/// Delivers the messages of each host late, by a time of its own that changes with each message; in their order.
+/// Delivers the messages of each host late, by a time of its own that changes with each message; in
+/// their order.
 class LateTransport final : public Transport {
  public:
-  /// `latest`: nothing is later than that, but for one pair of hosts, of which each message is three times that later. `on_send` sees
-  /// each message on its way out; `from` is then where it goes.
+  /// `latest`: nothing is later than that, but for one pair of hosts, of which each message is
+  /// three times that later. `on_send` sees each message on its way out; `from` is then where it
+  /// goes.
   LateTransport(std::unique_ptr<Transport> wire, unsigned seed, std::chrono::microseconds latest,
                 std::function<void(const Message&)> on_send = {})
       : wire_(std::move(wire)), dice_(seed), latest_(latest), on_send_(std::move(on_send)) {}
@@ -34,8 +36,11 @@ class LateTransport final : public Transport {
     const auto now = std::chrono::steady_clock::now();
     while (auto message = wire_->receive()) {
       auto& line = lines_[message->from];
-      auto at = now + std::chrono::microseconds(latest_.count() == 0 ? 0 : dice_() % static_cast<unsigned>(latest_.count()));
-      if (latest_.count() > 0 && message->from == domains() - 1 && domain() == domains() - 2) at += 3 * latest_;
+      auto at =
+          now + std::chrono::microseconds(
+                    latest_.count() == 0 ? 0 : dice_() % static_cast<unsigned>(latest_.count()));
+      if (latest_.count() > 0 && message->from == domains() - 1 && domain() == domains() - 2)
+        at += 3 * latest_;
       if (!line.empty()) at = std::max(at, line.back().first);
       line.emplace_back(at, std::move(*message));
     }

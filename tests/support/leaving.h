@@ -1,5 +1,6 @@
 #pragma once
-/// Programs of which one rank calls shutdown() while the others go on, for engines whose ranks are threads or processes.
+/// Programs of which one rank calls shutdown() while the others go on, for engines whose ranks are
+/// threads or processes.
 
 #include <doctest/doctest.h>
 
@@ -19,8 +20,12 @@ inline Submission sum_of(std::vector<float>& values, const std::string& name, in
   submission.kind = OpKind::Allreduce;
   submission.name = name;
   submission.op = ReduceOp::Sum;
-  submission.tensors.push_back(
-      {values.data(), values.data(), DataType::Float32, {static_cast<std::int64_t>(values.size())}, nullptr, true});
+  submission.tensors.push_back({values.data(),
+                                values.data(),
+                                DataType::Float32,
+                                {static_cast<std::int64_t>(values.size())},
+                                nullptr,
+                                true});
   submission.process_set = set;
   return submission;
 }
@@ -38,14 +43,17 @@ inline std::string words_of(Engine& engine, const std::string& name, int set = 0
 
 /// How that begins; what comes behind it is advice.
 inline bool is_told(const std::string& words, int rank, const std::string& name) {
-  return words.starts_with(formatted("allreduce '{}': rank {} has ended, or called hvd::shutdown(), without submitting it. ", name, rank));
+  return words.starts_with(formatted(
+      "allreduce '{}': rank {} has ended, or called hvd::shutdown(), without submitting it. ", name,
+      rank));
 }
 
-/// One rank has taken part so many times, submits once more, and leaves; the others go on until they are told. What it submitted takes
-/// place, wherever its decision was when it left.
+/// One rank has taken part so many times, submits once more, and leaves; the others go on until
+/// they are told. What it submitted takes place, wherever its decision was when it left.
 class LastSubmission {
  public:
-  LastSubmission(int ranks, int leaver, int rounds) : ranks_(ranks), leaver_(leaver), rounds_(rounds), values_(3, 5.0F) {}
+  LastSubmission(int ranks, int leaver, int rounds)
+      : ranks_(ranks), leaver_(leaver), rounds_(rounds), values_(3, 5.0F) {}
   /// To be followed by shutdown().
   void run(int rank, Engine& engine) {
     if (rank == leaver_) {
@@ -70,10 +78,12 @@ class LastSubmission {
   std::shared_ptr<HandleState> pending_;
 };
 
-/// A thread of one rank goes on submitting, several at once, while another one shuts down; the other ranks go on until they are told.
+/// A thread of one rank goes on submitting, several at once, while another one shuts down; the
+/// other ranks go on until they are told.
 class SubmitsDuringShutdown {
  public:
-  SubmitsDuringShutdown(int leaver, int rounds) : leaver_(leaver), rounds_(rounds), all_(kNames, std::vector<float>(3)), pending_(kNames) {}
+  SubmitsDuringShutdown(int leaver, int rounds)
+      : leaver_(leaver), rounds_(rounds), all_(kNames, std::vector<float>(3)), pending_(kNames) {}
   void run(int rank, Engine& engine) {
     if (rank != leaver_) {
       for (int i = 0; words_of(engine, name_of(i)) == "no error"; ++i) {

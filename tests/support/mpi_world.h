@@ -1,6 +1,7 @@
 #pragma once
-/// A world of MPI ranks, whole engines over P2pTransport and P2pBackend, with domains as the test wants them: the ranks of
-/// one machine are dealt to pretended hosts, and those of one share memory. Made and closed by all ranks together.
+/// A world of MPI ranks, whole engines over P2pTransport and P2pBackend, with domains as the test
+/// wants them: the ranks of one machine are dealt to pretended hosts, and those of one share
+/// memory. Made and closed by all ranks together.
 
 #include <mpi.h>
 #include <unistd.h>
@@ -36,7 +37,8 @@ inline int mpi_size() {
   return size;
 }
 
-/// Collective. Returns what makes wires between all ranks: over MPI, or, with HVD_WIRE=ucx, over a UCX worker of its own.
+/// Collective. Returns what makes wires between all ranks: over MPI, or, with HVD_WIRE=ucx, over a
+/// UCX worker of its own.
 inline MakePointToPoint open_wire() {
   if (Config::from_environment().wire != Wire::Ucx)
     return [] { return std::make_unique<MpiPointToPoint>(MpiComm::duplicate(MPI_COMM_WORLD)); };
@@ -47,9 +49,11 @@ inline MakePointToPoint open_wire() {
     std::vector<int> starts;
     std::exclusive_scan(lengths.begin(), lengths.end(), std::back_inserter(starts), 0);
     Bytes all(static_cast<std::size_t>(starts.back() + lengths.back()));
-    MPI_Allgatherv(mine.data(), length, MPI_BYTE, all.data(), lengths.data(), starts.data(), MPI_BYTE, MPI_COMM_WORLD);
+    MPI_Allgatherv(mine.data(), length, MPI_BYTE, all.data(), lengths.data(), starts.data(),
+                   MPI_BYTE, MPI_COMM_WORLD);
     std::vector<Bytes> by_rank;
-    for (std::size_t i = 0; i < starts.size(); ++i) by_rank.emplace_back(all.begin() + starts[i], all.begin() + starts[i] + lengths[i]);
+    for (std::size_t i = 0; i < starts.size(); ++i)
+      by_rank.emplace_back(all.begin() + starts[i], all.begin() + starts[i] + lengths[i]);
     return by_rank;
   });
 }
@@ -79,12 +83,14 @@ class MpiWorld {
     if (options.host_of)
       for (int r = 0; r < size; ++r) topology.host_of_rank.push_back(options.host_of(r));
     topology.domain = options.domain_of(rank);
-    topology.domains = 1 + *std::max_element(topology.domain_of_rank.begin(), topology.domain_of_rank.end());
+    topology.domains =
+        1 + *std::max_element(topology.domain_of_rank.begin(), topology.domain_of_rank.end());
     topology.domain_ranks.clear();
     std::vector<int> leaders(static_cast<std::size_t>(topology.domains), -1);
     for (int r = 0; r < size; ++r) {
       const int domain = options.domain_of(r);
-      if (leaders[static_cast<std::size_t>(domain)] < 0) leaders[static_cast<std::size_t>(domain)] = r;
+      if (leaders[static_cast<std::size_t>(domain)] < 0)
+        leaders[static_cast<std::size_t>(domain)] = r;
       if (domain != topology.domain) continue;
       if (r == rank) topology.domain_index = static_cast<int>(topology.domain_ranks.size());
       topology.domain_ranks.push_back(r);
@@ -101,10 +107,14 @@ class MpiWorld {
     parts.process_sets = make_sets(options.config, rank, size);
     parts.board = std::make_unique<Board>(memory.board, topology.domain_index);
     board_ = parts.board.get();
-    if (options.shm) parts.backends.push_back(std::make_unique<ShmBackend>(memory, arena_, *parts.board, topology, parts.stats));
+    if (options.shm)
+      parts.backends.push_back(
+          std::make_unique<ShmBackend>(memory, arena_, *parts.board, topology, parts.stats));
     const MakePointToPoint make_wire = open_wire();
-    parts.backends.push_back(std::make_unique<P2pBackend>(make_wire(), topology, memory, arena_, *parts.board, parts.stats));
-    auto transport = std::make_unique<P2pTransport>(make_wire(), leaders, topology.domain_of_rank, topology.domain);
+    parts.backends.push_back(std::make_unique<P2pBackend>(make_wire(), topology, memory, arena_,
+                                                          *parts.board, parts.stats));
+    auto transport = std::make_unique<P2pTransport>(make_wire(), leaders, topology.domain_of_rank,
+                                                    topology.domain);
     transport_ = transport.get();
     if (topology.domains > 1 && topology.domain_index == 0) {
       parts.transport = std::move(transport);
@@ -135,7 +145,8 @@ class MpiWorld {
     std::vector<ProcessSetInfo> sets{{0, everyone, rank}};
     for (const auto& ranks : config.process_sets) {
       const auto place = std::find(ranks.begin(), ranks.end(), rank);
-      sets.push_back({static_cast<int>(sets.size()), ranks, place == ranks.end() ? -1 : static_cast<int>(place - ranks.begin())});
+      sets.push_back({static_cast<int>(sets.size()), ranks,
+                      place == ranks.end() ? -1 : static_cast<int>(place - ranks.begin())});
     }
     return sets;
   }
@@ -145,7 +156,8 @@ class MpiWorld {
     constexpr std::size_t kArenaBytes = std::size_t{1} << 30;
     constexpr std::size_t kPage = 4096;
     const auto ranks = topology.domain_ranks.size();
-    const std::size_t board = (Board::bytes_needed(static_cast<int>(ranks), slots) + kPage - 1) / kPage * kPage;
+    const std::size_t board =
+        (Board::bytes_needed(static_cast<int>(ranks), slots) + kPage - 1) / kPage * kPage;
     const std::size_t total = board + ranks * kArenaBytes;
     MPI_Comm domain = MPI_COMM_NULL;
     MPI_Comm_split(MPI_COMM_WORLD, topology.domain, topology.rank, &domain);
@@ -169,8 +181,10 @@ class MpiWorld {
     memory.owner = mapping;
     std::vector<pid_t> processes(static_cast<std::size_t>(mpi_size()));
     const pid_t self = ::getpid();
-    MPI_Allgather(&self, sizeof self, MPI_BYTE, processes.data(), sizeof self, MPI_BYTE, MPI_COMM_WORLD);
-    for (const int rank : topology.domain_ranks) memory.processes.push_back(processes[static_cast<std::size_t>(rank)]);
+    MPI_Allgather(&self, sizeof self, MPI_BYTE, processes.data(), sizeof self, MPI_BYTE,
+                  MPI_COMM_WORLD);
+    for (const int rank : topology.domain_ranks)
+      memory.processes.push_back(processes[static_cast<std::size_t>(rank)]);
     return memory;
   }
 

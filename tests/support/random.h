@@ -1,5 +1,6 @@
 #pragma once
-/// Random numbers that are the same on every machine, for tests that draw what they do from a seed. A value; one thread.
+/// Random numbers that are the same on every machine, for tests that draw what they do from a seed.
+/// A value; one thread.
 
 #include <cstdint>
 #include <cstdlib>
@@ -37,7 +38,8 @@ class Random {
   }
   template <class T>
   void shuffle(std::vector<T>& values) {
-    for (std::size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[static_cast<std::size_t>(below(static_cast<int>(i)))]);
+    for (std::size_t i = values.size(); i > 1; --i)
+      std::swap(values[i - 1], values[static_cast<std::size_t>(below(static_cast<int>(i)))]);
   }
 
  private:

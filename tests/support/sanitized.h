@@ -6,7 +6,8 @@
 
 namespace hvd::test {
 
-/// The build has ThreadSanitizer: everything takes 5 to 15 times as long, so tests take fewer cases.
+/// The build has ThreadSanitizer: everything takes 5 to 15 times as long, so tests take fewer
+/// cases.
 #if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
 inline constexpr bool kThreadSanitizer = true;
 #else

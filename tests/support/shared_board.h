@@ -1,5 +1,6 @@
 #pragma once
-/// A board that this process sees and another one, which does something there and stays where it is: to be stopped or killed.
+/// A board that this process sees and another one, which does something there and stays where it
+/// is: to be stopped or killed.
 
 #include <signal.h>
 #include <sys/mman.h>

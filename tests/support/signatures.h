@@ -16,6 +16,8 @@ inline Signature signature_of(DataType dtype, Shape shape, OpKind kind = OpKind:
   return signature;
 }
 
-inline SharedSignature shared(Signature signature) { return std::make_shared<const Signature>(std::move(signature)); }
+inline SharedSignature shared(Signature signature) {
+  return std::make_shared<const Signature>(std::move(signature));
+}
 
 }  // namespace hvd::test

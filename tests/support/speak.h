@@ -1,6 +1,6 @@
 #pragma once
-/// What programs of several ranks that come to grief say of it: lines to standard error, one write each so that ranks do not tear each
-/// other's.
+/// What programs of several ranks that come to grief say of it: lines to standard error, one write
+/// each so that ranks do not tear each other's.
 
 #include <unistd.h>
 

@@ -11,7 +11,9 @@ namespace hvd::test {
 
 class StderrText {
  public:
-  StderrText() : before_(::dup(STDERR_FILENO)), file_(::memfd_create("stderr", MFD_CLOEXEC)) { ::dup2(file_, STDERR_FILENO); }
+  StderrText() : before_(::dup(STDERR_FILENO)), file_(::memfd_create("stderr", MFD_CLOEXEC)) {
+    ::dup2(file_, STDERR_FILENO);
+  }
   ~StderrText() {
     ::dup2(before_, STDERR_FILENO);
     ::close(before_);
@@ -23,7 +25,8 @@ class StderrText {
   [[nodiscard]] std::string get() const {
     std::string text;
     std::array<char, 4096> part{};
-    for (ssize_t got = 0; (got = ::pread(file_, part.data(), part.size(), static_cast<off_t>(text.size()))) > 0;)
+    for (ssize_t got = 0;
+         (got = ::pread(file_, part.data(), part.size(), static_cast<off_t>(text.size()))) > 0;)
       text.append(part.data(), static_cast<std::size_t>(got));
     return text;
   }

@@ -34,7 +34,8 @@ struct Rendezvous {
 
 class RendezvousExecution final : public Execution {
  public:
-  RendezvousExecution(Rendezvous& place, Batch batch, int rank) : place_(place), batch_(std::move(batch)), rank_(rank) {
+  RendezvousExecution(Rendezvous& place, Batch batch, int rank)
+      : place_(place), batch_(std::move(batch)), rank_(rank) {
     const std::lock_guard lock(place_.mutex);
     meeting().batches[rank_] = &batch_;
     if (meeting().batches.size() == batch_.ranks.size()) compute();
@@ -58,9 +59,13 @@ class RendezvousExecution final : public Execution {
   }
 
  private:
-  [[nodiscard]] std::pair<int, std::uint64_t> key() const { return {batch_.traits.set->id, batch_.order}; }
+  [[nodiscard]] std::pair<int, std::uint64_t> key() const {
+    return {batch_.traits.set->id, batch_.order};
+  }
   Rendezvous::Meeting& meeting() { return place_.meetings[key()]; }
-  [[nodiscard]] std::size_t bytes(std::int64_t count) const { return static_cast<std::size_t>(count) * element_bytes(batch_.traits.dtype); }
+  [[nodiscard]] std::size_t bytes(std::int64_t count) const {
+    return static_cast<std::size_t>(count) * element_bytes(batch_.traits.dtype);
+  }
   void compute() {
     for (std::size_t m = 0; m < batch_.members.size(); ++m) {
       if (batch_.traits.kind == OpKind::Allgather || batch_.traits.kind == OpKind::Alltoall) {
@@ -68,7 +73,8 @@ class RendezvousExecution final : public Execution {
       } else if (batch_.traits.kind == OpKind::Broadcast) {
         const void* source = member(batch_.traits.root, m).input;
         for (const int rank : batch_.ranks)
-          if (member(rank, m).count > 0) std::memmove(member(rank, m).output, source, bytes(member(rank, m).count));
+          if (member(rank, m).count > 0)
+            std::memmove(member(rank, m).output, source, bytes(member(rank, m).count));
       } else {
         reduce(m);
       }
@@ -84,7 +90,8 @@ class RendezvousExecution final : public Execution {
         const auto& own = member(rank, m);
         const auto* from = static_cast<const std::byte*>(member(batch_.ranks[i], m).input);
         const std::size_t size = bytes(own.counts[i]);
-        if (size > 0) std::memcpy(to, from + (own.offsets.empty() ? 0 : bytes(own.offsets[i])), size);
+        if (size > 0)
+          std::memcpy(to, from + (own.offsets.empty() ? 0 : bytes(own.offsets[i])), size);
         to += size;
       }
     }
@@ -102,12 +109,14 @@ class RendezvousExecution final : public Execution {
       inputs.push_back(takes_part ? member(rank, m).input : zeros.data());
     }
     std::vector<void*> outputs{result.data()};
-    adasum ? kernels::adasum(reduction_of(t), inputs, outputs, count) : kernels::reduce(reduction_of(t), inputs, outputs, count);
+    adasum ? kernels::adasum(reduction_of(t), inputs, outputs, count)
+           : kernels::reduce(reduction_of(t), inputs, outputs, count);
     for (const int rank : batch_.ranks) {
       const auto& own = member(rank, m);
       if (t.kind == OpKind::Reducescatter) {
         const int place = meeting().batches[rank]->traits.set->rank;
-        const auto begin = bytes(std::accumulate(own.counts.begin(), own.counts.begin() + place, std::int64_t{0}));
+        const auto begin =
+            bytes(std::accumulate(own.counts.begin(), own.counts.begin() + place, std::int64_t{0}));
         const auto size = bytes(own.counts[static_cast<std::size_t>(place)]);
         if (size > 0) std::memcpy(own.output, result.data() + begin, size);
       } else if (count > 0) {
@@ -121,8 +130,8 @@ class RendezvousExecution final : public Execution {
   bool left_ = false;
 };
 
-/// Blocks of small operations that come back on all ranks of several domains: ordinary memory, for all ranks are threads. A domain
-/// contributes its ranks' inputs.
+/// Blocks of small operations that come back on all ranks of several domains: ordinary memory, for
+/// all ranks are threads. A domain contributes its ranks' inputs.
 class CommonMemory final : public LeaderMemory {
  public:
   explicit CommonMemory(Topology topology) : topology_(std::move(topology)) {}
@@ -145,10 +154,13 @@ class CommonMemory final : public LeaderMemory {
   std::size_t contribution_bytes(const BatchTraits& traits, std::int64_t count) override {
     return static_cast<std::size_t>(topology_.size) * bytes(traits, count);
   }
-  void contribute(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks, Bytes& message) override {
-    for (const std::byte* const block : blocks) message.insert(message.end(), block, block + bytes(traits, count));
+  void contribute(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks,
+                  Bytes& message) override {
+    for (const std::byte* const block : blocks)
+      message.insert(message.end(), block, block + bytes(traits, count));
   }
-  void combine(const BatchTraits& traits, std::int64_t count, std::span<const std::span<const std::byte>> contributions,
+  void combine(const BatchTraits& traits, std::int64_t count,
+               std::span<const std::span<const std::byte>> contributions,
                std::span<std::byte* const> blocks, std::span<const std::int64_t> parts) override {
     const std::size_t each = bytes(traits, count);
     std::vector<const void*> inputs;
@@ -156,8 +168,10 @@ class CommonMemory final : public LeaderMemory {
     for (int rank = 0; rank < topology_.size; ++rank) {
       const auto& of_rank = topology_.domain_of_rank;
       const auto domain = static_cast<std::size_t>(of_rank[static_cast<std::size_t>(rank)]);
-      const auto before = std::count(of_rank.begin(), of_rank.begin() + rank, static_cast<int>(domain));
-      const std::byte* const input = contributions[domain].data() + static_cast<std::size_t>(before) * each;
+      const auto before =
+          std::count(of_rank.begin(), of_rank.begin() + rank, static_cast<int>(domain));
+      const std::byte* const input =
+          contributions[domain].data() + static_cast<std::size_t>(before) * each;
       inputs.push_back(input);
       all.insert(all.end(), input, input + each);
     }
@@ -165,14 +179,17 @@ class CommonMemory final : public LeaderMemory {
     if (traits.kind == OpKind::Allgather) {
       for (std::byte* const block : blocks) std::memcpy(block, all.data(), all.size());
     } else if (traits.kind == OpKind::Broadcast) {
-      for (std::byte* const block : blocks) std::memcpy(block, inputs[static_cast<std::size_t>(traits.root)], each);
+      for (std::byte* const block : blocks)
+        std::memcpy(block, inputs[static_cast<std::size_t>(traits.root)], each);
     } else if (traits.kind == OpKind::Alltoall) {
       for (std::size_t here = 0; here < blocks.size(); ++here) {
         const int own = topology_.domain_ranks[here];
-        const std::size_t before = bytes(traits, std::accumulate(parts.begin(), parts.begin() + own, std::int64_t{0}));
+        const std::size_t before =
+            bytes(traits, std::accumulate(parts.begin(), parts.begin() + own, std::int64_t{0}));
         const std::size_t part = bytes(traits, parts[static_cast<std::size_t>(own)]);
         for (std::size_t from = 0; part > 0 && from < inputs.size(); ++from)
-          std::memcpy(blocks[here] + from * part, static_cast<const std::byte*>(inputs[from]) + before, part);
+          std::memcpy(blocks[here] + from * part,
+                      static_cast<const std::byte*>(inputs[from]) + before, part);
       }
     } else {
       const std::vector<void*> outputs(blocks.begin(), blocks.end());
@@ -196,7 +213,9 @@ class RendezvousBackend final : public Backend {
       : place_(std::move(place)), rank_(topology.rank), memory_(topology) {}
   LeaderMemory* leader_memory() override { return &memory_; }
   std::string_view name() const override { return "rendezvous"; }
-  bool supports(const BatchTraits& traits) const override { return traits.device.kind == DeviceKind::Cpu && host_supports(traits); }
+  bool supports(const BatchTraits& traits) const override {
+    return traits.device.kind == DeviceKind::Cpu && host_supports(traits);
+  }
   std::unique_ptr<Execution> launch(Batch batch) override {
     return std::make_unique<RendezvousExecution>(*place_, std::move(batch), rank_);
   }
@@ -213,7 +232,8 @@ std::vector<ProcessSetInfo> make_sets(const WorldOptions& options, int rank) {
   std::vector<ProcessSetInfo> sets{{0, everyone, rank}};
   for (const auto& ranks : options.config.process_sets) {
     const auto place = std::find(ranks.begin(), ranks.end(), rank);
-    sets.push_back({static_cast<int>(sets.size()), ranks, place == ranks.end() ? -1 : static_cast<int>(place - ranks.begin())});
+    sets.push_back({static_cast<int>(sets.size()), ranks,
+                    place == ranks.end() ? -1 : static_cast<int>(place - ranks.begin())});
   }
   return sets;
 }
@@ -221,13 +241,15 @@ std::vector<ProcessSetInfo> make_sets(const WorldOptions& options, int rank) {
 DomainMemory map_memory(int ranks, std::uint32_t slots, std::size_t arena_bytes) {
   const std::size_t board = Board::bytes_needed(ranks, slots);
   const std::size_t total = board + static_cast<std::size_t>(ranks) * arena_bytes;
-  void* base = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* base = ::mmap(nullptr, total, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) throw std::bad_alloc();
   DomainMemory memory;
   auto* bytes = static_cast<std::byte*>(base);
   memory.board = {bytes, board};
   for (int rank = 0; rank < ranks; ++rank)
-    memory.arenas.push_back({bytes + board + static_cast<std::size_t>(rank) * arena_bytes, arena_bytes});
+    memory.arenas.push_back(
+        {bytes + board + static_cast<std::size_t>(rank) * arena_bytes, arena_bytes});
   memory.owner = std::shared_ptr<void>(base, [total](void* address) { ::munmap(address, total); });
   return memory;
 }
@@ -238,7 +260,8 @@ Watchdog::Watchdog(std::string what, std::chrono::seconds limit, std::function<s
     : thread_([this, what = std::move(what), limit, state = std::move(state)] {
         std::unique_lock lock(mutex_);
         if (!done_.wait_for(lock, limit, [this] { return over_; })) {
-          std::fprintf(stderr, "WATCHDOG: %s hangs: %s\n", what.c_str(), state ? state().c_str() : "");
+          std::fprintf(stderr, "WATCHDOG: %s hangs: %s\n", what.c_str(),
+                       state ? state().c_str() : "");
           std::_Exit(99);
         }
       }) {}
@@ -266,7 +289,9 @@ std::optional<Message> Mailboxes::take(int owner) {
   return message;
 }
 
-void MailTransport::send(int to, std::span<const std::byte> bytes) { mail_->put(to, {domain_, Bytes(bytes.begin(), bytes.end())}); }
+void MailTransport::send(int to, std::span<const std::byte> bytes) {
+  mail_->put(to, {domain_, Bytes(bytes.begin(), bytes.end())});
+}
 
 ThreadWorld::ThreadWorld(WorldOptions options) : options_(std::move(options)) {
   const int size = options_.size;
@@ -278,13 +303,15 @@ ThreadWorld::ThreadWorld(WorldOptions options) : options_(std::move(options)) {
   engines_.resize(static_cast<std::size_t>(size));
   arenas_.resize(static_cast<std::size_t>(size));
   std::vector<int> domain_of(static_cast<std::size_t>(size));
-  for (int rank = 0; rank < size; ++rank) domain_of[static_cast<std::size_t>(rank)] = rank * domains / size;
+  for (int rank = 0; rank < size; ++rank)
+    domain_of[static_cast<std::size_t>(rank)] = rank * domains / size;
   for (int domain = 0; domain < domains; ++domain) {
     std::vector<int> ranks;
     for (int rank = 0; rank < size; ++rank)
       if (domain_of[static_cast<std::size_t>(rank)] == domain) ranks.push_back(rank);
-    DomainMemory memory = map_memory(static_cast<int>(ranks.size()), options_.config.cache_capacity,
-                                     std::min<std::size_t>(options_.config.arena_bytes, std::size_t{256} << 20));
+    DomainMemory memory =
+        map_memory(static_cast<int>(ranks.size()), options_.config.cache_capacity,
+                   std::min<std::size_t>(options_.config.arena_bytes, std::size_t{256} << 20));
     memory.direct_copies = options_.config.direct_copies != DirectCopies::Off;
     memory.slow_copies = options_.config.direct_copies == DirectCopies::Relayed;
     Board::format(memory.board, static_cast<int>(ranks.size()), options_.config.cache_capacity);
@@ -307,9 +334,12 @@ ThreadWorld::ThreadWorld(WorldOptions options) : options_(std::move(options)) {
       parts.board = std::make_unique<Board>(memory.board, static_cast<int>(index));
       auto arena = make_arena(memory, static_cast<int>(index));
       arenas_[static_cast<std::size_t>(rank)] = arena;
-      parts.backends.push_back(std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
+      parts.backends.push_back(
+          std::make_unique<ShmBackend>(memory, arena, *parts.board, topology, parts.stats));
       parts.backends.push_back(std::make_unique<RendezvousBackend>(meeting_place, topology));
-      if (domains > 1) (index == 0 ? parts.transport : parts.alarm) = std::make_unique<MailTransport>(mail, domain, domains, index == 0);
+      if (domains > 1)
+        (index == 0 ? parts.transport : parts.alarm) =
+            std::make_unique<MailTransport>(mail, domain, domains, index == 0);
       if (domains > 1) parts.peers = std::make_unique<MailTransport>(peer_mail, rank, size);
       if (options_.add_backends) options_.add_backends(rank, parts, arena);
       if (options_.customize) options_.customize(rank, parts);
@@ -326,7 +356,10 @@ void ThreadWorld::run(const std::function<void(int, Engine&)>& body, bool shut_d
     std::string text;
     for (int rank = 0; rank < size(); ++rank) {
       const int stage = stages[static_cast<std::size_t>(rank)].load();
-      text += "rank " + std::to_string(rank) + (stage == 0 ? " in its body; " : stage == 1 ? " in shutdown; " : " done; ");
+      text += "rank " + std::to_string(rank) +
+              (stage == 0   ? " in its body; "
+               : stage == 1 ? " in shutdown; "
+                            : " done; ");
     }
     return text;
   });

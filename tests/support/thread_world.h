@@ -1,7 +1,8 @@
 #pragma once
-/// A world whose ranks are threads of this process, with neither MPI nor a GPU: the board and the arenas are ordinary
-/// memory, domains (pretended hosts) talk through mailboxes, and batches that span domains run on a rendezvous of the test's own.
-/// `run` gives every rank a thread and a watchdog: a hang ends the program and names the ranks that still run.
+/// A world whose ranks are threads of this process, with neither MPI nor a GPU: the board and the
+/// arenas are ordinary memory, domains (pretended hosts) talk through mailboxes, and batches that
+/// span domains run on a rendezvous of the test's own. `run` gives every rank a thread and a
+/// watchdog: a hang ends the program and names the ranks that still run.
 
 #include <chrono>
 #include <condition_variable>
@@ -56,7 +57,9 @@ class MailTransport final : public Transport {
   int domain() const override { return domain_; }
   int domains() const override { return domains_; }
   void send(int to, std::span<const std::byte> bytes) override;
-  std::optional<Message> receive() override { return listens_ ? mail_->take(domain_) : std::nullopt; }
+  std::optional<Message> receive() override {
+    return listens_ ? mail_->take(domain_) : std::nullopt;
+  }
 
  private:
   std::shared_ptr<Mailboxes> mail_;
@@ -70,9 +73,11 @@ struct WorldOptions {
   Config config;
   unsigned cores = 2;
   std::chrono::seconds limit{60};
-  std::function<void(int rank, EngineParts& parts)> customize;  ///< has the last word on what a rank's engine is made of
+  std::function<void(int rank, EngineParts& parts)>
+      customize;  ///< has the last word on what a rank's engine is made of
   /// Before that, for what works in the arena.
-  std::function<void(int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena)> add_backends;
+  std::function<void(int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena)>
+      add_backends;
 };
 
 class ThreadWorld {
@@ -86,7 +91,8 @@ class ThreadWorld {
   Engine& engine(int rank) { return *engines_[static_cast<std::size_t>(rank)]; }
   Arena& arena(int rank) { return *arenas_[static_cast<std::size_t>(rank)]; }
 
-  /// Runs `body(rank, engine)` on a thread per rank; rethrows the first exception. `shut_down`: each rank then calls shutdown().
+  /// Runs `body(rank, engine)` on a thread per rank; rethrows the first exception. `shut_down`:
+  /// each rank then calls shutdown().
   void run(const std::function<void(int, Engine&)>& body, bool shut_down = true);
 
  private:
@@ -97,12 +103,18 @@ class ThreadWorld {
 
 /// The submission of one tensor of this process's memory.
 template <class T>
-Submission allreduce_of(std::vector<T>& values, std::string name, DataType dtype, ReduceOp op = ReduceOp::Sum) {
+Submission allreduce_of(std::vector<T>& values, std::string name, DataType dtype,
+                        ReduceOp op = ReduceOp::Sum) {
   Submission submission;
   submission.kind = OpKind::Allreduce;
   submission.name = std::move(name);
   submission.op = op;
-  submission.tensors.push_back({values.data(), values.data(), dtype, {static_cast<std::int64_t>(values.size())}, nullptr, true});
+  submission.tensors.push_back({values.data(),
+                                values.data(),
+                                dtype,
+                                {static_cast<std::int64_t>(values.size())},
+                                nullptr,
+                                true});
   return submission;
 }
 

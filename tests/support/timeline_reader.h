@@ -1,6 +1,7 @@
 #pragma once
-/// Reads a timeline back and says what is wrong with it: that it is no JSON, does not end as it should, or has slices of a
-/// lane that do not nest. Values; throws std::runtime_error with the reason.
+/// Reads a timeline back and says what is wrong with it: that it is no JSON, does not end as it
+/// should, or has slices of a lane that do not nest. Values; throws std::runtime_error with the
+/// reason.
 
 #include <fstream>
 #include <iterator>
@@ -26,10 +27,13 @@ struct ReadTimeline {
   std::vector<TimelineSlice> slices;  ///< that have begun and ended
   std::size_t open = 0;               ///< slices without an end
 
-  [[nodiscard]] std::vector<TimelineSlice> named(const std::string& name, const std::string& lane = {}, int pid = -1) const {
+  [[nodiscard]] std::vector<TimelineSlice> named(const std::string& name,
+                                                 const std::string& lane = {}, int pid = -1) const {
     std::vector<TimelineSlice> found;
     for (const auto& slice : slices)
-      if (slice.name == name && (lane.empty() || slice.lane == lane) && (pid < 0 || slice.pid == pid)) found.push_back(slice);
+      if (slice.name == name && (lane.empty() || slice.lane == lane) &&
+          (pid < 0 || slice.pid == pid))
+        found.push_back(slice);
     return found;
   }
   [[nodiscard]] std::size_t count(const std::string& name) const {
@@ -51,7 +55,8 @@ inline std::string read_whole(const std::string& path) {
 }
 
 inline ReadTimeline read_timeline_text(const std::string& text) {
-  if (text.size() < 3 || text.substr(text.size() - 3) != "\n]\n") throw std::runtime_error("it does not end in a line with ]");
+  if (text.size() < 3 || text.substr(text.size() - 3) != "\n]\n")
+    throw std::runtime_error("it does not end in a line with ]");
   ReadTimeline read;
   read.events = nlohmann::json::parse(text).get<std::vector<nlohmann::json>>();
   struct PersistentOp {
@@ -71,13 +76,24 @@ inline ReadTimeline read_timeline_text(const std::string& text) {
     }
     const double at = event.at("ts");
     if (tid == 0) continue;
-    if (at < lane.last) throw std::runtime_error("an event of lane '" + lane.name + "' is earlier than the one before");
+    if (at < lane.last)
+      throw std::runtime_error("an event of lane '" + lane.name +
+                               "' is earlier than the one before");
     lane.last = at;
     if (phase == "B") {
       const std::string parent = lane.stack.empty() ? "" : lane.stack.back().name;
-      lane.stack.push_back({pid, tid, event.at("name"), lane.name, parent, at, 0, event.value("args", nlohmann::json()), {}});
+      lane.stack.push_back({pid,
+                            tid,
+                            event.at("name"),
+                            lane.name,
+                            parent,
+                            at,
+                            0,
+                            event.value("args", nlohmann::json()),
+                            {}});
     } else if (phase == "E") {
-      if (lane.stack.empty()) throw std::runtime_error("an end without a beginning in lane '" + lane.name + "'");
+      if (lane.stack.empty())
+        throw std::runtime_error("an end without a beginning in lane '" + lane.name + "'");
       TimelineSlice slice = std::move(lane.stack.back());
       lane.stack.pop_back();
       slice.to = at;
@@ -91,6 +107,8 @@ inline ReadTimeline read_timeline_text(const std::string& text) {
   return read;
 }
 
-inline ReadTimeline read_timeline(const std::string& path) { return read_timeline_text(read_whole(path)); }
+inline ReadTimeline read_timeline(const std::string& path) {
+  return read_timeline_text(read_whole(path));
+}
 
 }  // namespace hvd::test

@@ -40,7 +40,8 @@ void use_names(Engine& engine, int rank, int ranks, int from, int to, int at_onc
     for (int i = 0; i < static_cast<int>(pending.size()); ++i) {
       engine.wait(*pending[static_cast<std::size_t>(i)]);
       const auto sum = static_cast<float>(ranks * (ranks - 1) / 2 + ranks * ((first + i) % 100));
-      if (values[static_cast<std::size_t>(i)] != std::vector<float>(2, sum)) FAIL_CHECK("a wrong sum of ", first + i);
+      if (values[static_cast<std::size_t>(i)] != std::vector<float>(2, sum))
+        FAIL_CHECK("a wrong sum of ", first + i);
     }
   }
 }
@@ -50,7 +51,8 @@ std::int64_t control(Engine& engine, std::string_view name, Shape ranks, int roo
   submission.kind = OpKind::Control;
   submission.name = name;
   submission.root = root;
-  submission.tensors.push_back({nullptr, nullptr, DataType::Int64, std::move(ranks), nullptr, true});
+  submission.tensors.push_back(
+      {nullptr, nullptr, DataType::Int64, std::move(ranks), nullptr, true});
   const auto pending = engine.submit(std::move(submission), After::Wait);
   engine.wait(*pending);
   return pending->value;
@@ -59,13 +61,15 @@ std::int64_t control(Engine& engine, std::string_view name, Shape ranks, int roo
 }  // namespace
 
 TEST_CASE("forgetting: what is kept of names that are used once does not grow with their number") {
-  constexpr int kNames = kSanitized ? 2'000 : 50'000;  // sanitizers have another malloc, of which mallinfo2() knows nothing
+  // sanitizers have another malloc, of which mallinfo2() knows nothing
+  constexpr int kNames = kSanitized ? 2'000 : 50'000;
   constexpr std::uint32_t kCapacity = 256;
   for (const auto& [ranks, domains] : {Size{3, 3}, Size{4, 2}, Size{2, 1}}) {
     CAPTURE(domains);
     Config config;
     config.cache_capacity = kCapacity;
-    ThreadWorld world({.size = ranks, .domains = domains, .config = config, .limit = std::chrono::seconds(240)});
+    ThreadWorld world(
+        {.size = ranks, .domains = domains, .config = config, .limit = std::chrono::seconds(240)});
     std::size_t early = 0;
     world.run([&, ranks = ranks](int rank, Engine& engine) {
       use_names(engine, rank, ranks, 0, kNames / 5, 60);
@@ -78,17 +82,20 @@ TEST_CASE("forgetting: what is kept of names that are used once does not grow wi
       }
     });
     const std::size_t late = mallinfo2().uordblks;
-    MESSAGE("bytes per name: ", (static_cast<double>(late) - static_cast<double>(early)) / (kNames * 4 / 5));
+    MESSAGE("bytes per name: ",
+            (static_cast<double>(late) - static_cast<double>(early)) / (kNames * 4 / 5));
     CHECK(late < early + kNames);  // less than a byte or so for each
   }
 }
 
-TEST_CASE("forgetting: names that come back after they were forgotten, while others wait for long") {
+TEST_CASE(
+    "forgetting: names that come back after they were forgotten, while others wait for long") {
   Config config;
   config.cache_capacity = 32;
   for (const auto& [ranks, domains] : {Size{3, 3}, Size{6, 3}, Size{8, 4}}) {
     CAPTURE(domains);
-    ThreadWorld world({.size = ranks, .domains = domains, .config = config, .limit = std::chrono::seconds(120)});
+    ThreadWorld world(
+        {.size = ranks, .domains = domains, .config = config, .limit = std::chrono::seconds(120)});
     world.run([ranks = ranks](int rank, Engine& engine) {
       const auto sum = static_cast<float>(ranks * (ranks - 1) / 2);
       for (int round = 0; round < (kSanitized ? 2 : 4); ++round) {
@@ -115,11 +122,14 @@ TEST_CASE("forgetting: names that come back after they were forgotten, while oth
   }
 }
 
-TEST_CASE("forgetting: process sets that are made and removed leave nothing behind, and a removed one is refused") {
+TEST_CASE(
+    "forgetting: process sets that are made and removed leave nothing behind, and a removed one is "
+    "refused") {
   constexpr int kSets = kSanitized ? 60 : 1000;
   for (const auto& [ranks, domains] : {Size{3, 3}, Size{4, 2}, Size{3, 1}}) {
     CAPTURE(domains);
-    ThreadWorld world({.size = ranks, .domains = domains, .config = {}, .limit = std::chrono::seconds(240)});
+    ThreadWorld world(
+        {.size = ranks, .domains = domains, .config = {}, .limit = std::chrono::seconds(240)});
     std::size_t early = 0;
     world.run([&, ranks = ranks](int rank, Engine& engine) {
       int before = 0;
@@ -140,35 +150,42 @@ TEST_CASE("forgetting: process sets that are made and removed leave nothing behi
         CHECK(control(engine, kRemoveProcessSet, {}, set) == set);
         std::vector<float> values(1, 1.0F);
         CHECK_THROWS_AS(engine.submit(sum_of(values, "in the set", set)), InvalidArgument);
-        if (before > 0) CHECK_THROWS_AS(engine.submit(sum_of(values, "in the set", before)), InvalidArgument);
+        if (before > 0)
+          CHECK_THROWS_AS(engine.submit(sum_of(values, "in the set", before)), InvalidArgument);
         before = set;
       }
       CHECK(EngineProbe::sets_kept(engine) < 40);
     });
     const std::size_t late = mallinfo2().uordblks;
-    MESSAGE("bytes per set: ", (static_cast<double>(late) - static_cast<double>(early)) / (kSets * 4 / 5));
+    MESSAGE("bytes per set: ",
+            (static_cast<double>(late) - static_cast<double>(early)) / (kSets * 4 / 5));
     CHECK(late < early + kSets * 100);
   }
 }
 
 TEST_CASE(
-    "forgetting: a set that is removed while much is under way on it: what was agreed before is done, the rest refused, on all ranks") {
-  constexpr int kTensors = 700;  // more than a host may have cut ahead, and more than a board has places
+    "forgetting: a set that is removed while much is under way on it: what was agreed before is "
+    "done, the rest refused, on all ranks") {
+  // more than a host may have cut ahead, and more than a board has places
+  constexpr int kTensors = 700;
   for (const auto& [ranks, domains] : {Size{4, 2}, Size{3, 3}, Size{4, 4}, Size{2, 1}}) {
     CAPTURE(domains);
     Config config;
     config.fusion_threshold_bytes = 0;
-    ThreadWorld world({.size = ranks, .domains = domains, .config = config, .limit = std::chrono::seconds(60)});
+    ThreadWorld world(
+        {.size = ranks, .domains = domains, .config = config, .limit = std::chrono::seconds(60)});
     std::vector<std::vector<int>> outcomes(static_cast<std::size_t>(ranks));
     world.run([&, ranks = ranks](int rank, Engine& engine) {
       Shape members;
       for (int member = ranks > 2 ? 1 : 0; member < ranks; ++member) members.push_back(member);
       const int set = static_cast<int>(control(engine, kAddProcessSet, members, 0));
       const bool included = rank >= members.front();
-      std::vector<std::vector<float>> values(kTensors, std::vector<float>(3, static_cast<float>(rank)));
+      std::vector<std::vector<float>> values(kTensors,
+                                             std::vector<float>(3, static_cast<float>(rank)));
       std::vector<std::shared_ptr<HandleState>> pending;
       for (int i = 0; included && i < kTensors; ++i)
-        pending.push_back(engine.submit(sum_of(values[static_cast<std::size_t>(i)], formatted("t{}", i), set)));
+        pending.push_back(
+            engine.submit(sum_of(values[static_cast<std::size_t>(i)], formatted("t{}", i), set)));
       CHECK(control(engine, kRemoveProcessSet, {}, set) == set);
       for (std::size_t i = 0; i < pending.size(); ++i) {
         int outcome = 0;
@@ -182,9 +199,13 @@ TEST_CASE(
       }
     });
     const auto& expected = outcomes.back();
-    for (int rank = ranks > 2 ? 1 : 0; rank < ranks; ++rank) CHECK(outcomes[static_cast<std::size_t>(rank)] == expected);
+    for (int rank = ranks > 2 ? 1 : 0; rank < ranks; ++rank)
+      CHECK(outcomes[static_cast<std::size_t>(rank)] == expected);
     for (const int outcome : expected) CHECK((outcome == -1 || outcome == ranks * (ranks - 1) / 2));
-    MESSAGE("of ", kTensors, " done: ", std::count_if(expected.begin(), expected.end(), [](int outcome) { return outcome != -1; }));
+    MESSAGE("of ", kTensors,
+            " done: ", std::count_if(expected.begin(), expected.end(), [](int outcome) {
+              return outcome != -1;
+            }));
   }
 }
 

@@ -1,5 +1,5 @@
-/// Ranks that die or are stopped where the others of their domain need them to go on, with all that an engine holds at that moment: whoever
-/// needs them names them, and nobody waits for ever.
+/// Ranks that die or are stopped where the others of their domain need them to go on, with all that
+/// an engine holds at that moment: whoever needs them names them, and nobody waits for ever.
 
 #include <doctest/doctest.h>
 
@@ -39,21 +39,25 @@ std::string words_of_failure(const Work& work) {
   }
 }
 
-// ------------------------------------------------------------------------------------------------ in the middle of ending a round
+// ----------------------------------------------------------------- in the middle of ending a round
 
-/// A world of one domain in which the engines of all ranks have a persistent operation "x". The last rank is then played by the test: its
-/// board does what its engine would do, up to where it is stopped.
+/// A world of one domain in which the engines of all ranks have a persistent operation "x". The
+/// last rank is then played by the test: its board does what its engine would do, up to where it is
+/// stopped.
 struct RoundWorld {
   explicit RoundWorld(int size)
       : boards(static_cast<std::size_t>(size)),
-        world({.size = size, .config = impatient(), .customize = [this](int rank, EngineParts& parts) {
+        world({.size = size,
+               .config = impatient(),
+               .customize = [this](int rank, EngineParts& parts) {
                  boards[static_cast<std::size_t>(rank)] = parts.board.get();
                }}) {}
   void warm_up(int rank, Engine& engine) {
     std::vector<float> values(4, static_cast<float>(rank));
     for (int i = 0; i < 4; ++i) {
       const Submission submission = allreduce_of(values, "x", DataType::Float32);
-      if (!engine.small_calls().try_run(call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
+      if (!engine.small_calls().try_run(call_of(submission)))
+        engine.wait(*engine.submit(submission, After::Wait));
     }
   }
   /// What a rank has started, for the last one.
@@ -61,12 +65,15 @@ struct RoundWorld {
     unit = op.unit;
     started = true;
   }
-  /// The last rank arrives at what all others have started, and claims the end of the round. Returns its board.
+  /// The last rank arrives at what all others have started, and claims the end of the round.
+  /// Returns its board.
   Board& claim(bool dies) {
     const auto last = world.size() - 1;
     Board& board = *boards[static_cast<std::size_t>(last)];
     while (!started) std::this_thread::yield();
-    while (!board.rounds().arrive_last(unit.id, unit.generation, static_cast<std::uint32_t>(world.size()))) std::this_thread::yield();
+    while (!board.rounds().arrive_last(unit.id, unit.generation,
+                                       static_cast<std::uint32_t>(world.size())))
+      std::this_thread::yield();
     if (dies) EngineProbe::die(world.engine(last));
     return board;
   }
@@ -77,10 +84,10 @@ struct RoundWorld {
   ThreadWorld world;
 };
 
-// ------------------------------------------------------------------------------------------------------ with the log unread
+// ----------------------------------------------------------------------------- with the log unread
 
-/// Runs allreduces of bytes, whose results are whatever was there, and stops the engine of a rank where it asks for memory to repeat one:
-/// with its mutex held.
+/// Runs allreduces of bytes, whose results are whatever was there, and stops the engine of a rank
+/// where it asks for memory to repeat one: with its mutex held.
 class FreezingBackend final : public Backend, private SlotMemory {
  public:
   struct Frost {
@@ -89,7 +96,9 @@ class FreezingBackend final : public Backend, private SlotMemory {
   };
   FreezingBackend(Frost& frost, bool freezes) : frost_(frost), freezes_(freezes) {}
   std::string_view name() const override { return "freezing"; }
-  bool supports(const BatchTraits& traits) const override { return traits.dtype == DataType::UInt8; }
+  bool supports(const BatchTraits& traits) const override {
+    return traits.dtype == DataType::UInt8;
+  }
   std::unique_ptr<Execution> launch(Batch /*batch*/) override {
     struct Done final : Execution {
       Progress advance() override { return Progress::Done; }
@@ -108,21 +117,24 @@ class FreezingBackend final : public Backend, private SlotMemory {
   bool is_free(std::uint64_t /*location*/) override { return true; }
   std::byte* kept(int /*index*/, std::uint64_t /*location*/) override { return nullptr; }
   // No block is kept, and small operations of this kind are never pulled.
-  void run_for_all(const BatchTraits& /*traits*/, std::int64_t /*count*/, std::span<std::byte* const> /*blocks*/,
+  void run_for_all(const BatchTraits& /*traits*/, std::int64_t /*count*/,
+                   std::span<std::byte* const> /*blocks*/,
                    std::span<const std::int64_t> /*parts*/) override {}
   std::optional<std::uint64_t> lend(std::size_t /*bytes*/) override { return std::nullopt; }
   bool is_lent(std::uint64_t /*location*/) override { return false; }
   void take_back(std::uint64_t /*location*/, std::uint32_t /*readers*/) noexcept override {}
   void trim() noexcept override {}
-  void pull(const BatchTraits& /*traits*/, std::int64_t /*count*/, std::span<const std::byte* const> /*blocks*/,
-            std::span<const std::int64_t> /*parts*/, void* /*output*/) override {}
+  void pull(const BatchTraits& /*traits*/, std::int64_t /*count*/,
+            std::span<const std::byte* const> /*blocks*/, std::span<const std::int64_t> /*parts*/,
+            void* /*output*/) override {}
   void finish_reading(std::span<const std::byte* const> /*blocks*/) noexcept override {}
 
   Frost& frost_;
   const bool freezes_;
 };
 
-/// A world of one domain, of four ranks, in which the engine of rank 1 is stopped. Ranks 0 and 3 have a process set of their own, number 2.
+/// A world of one domain, of four ranks, in which the engine of rank 1 is stopped. Ranks 0 and 3
+/// have a process set of their own, number 2.
 struct FrozenWorld {
   Config config = impatient();
   const Board* board = nullptr;  // of rank 0
@@ -132,7 +144,8 @@ struct FrozenWorld {
     config.process_sets = {{1, 2}, {0, 3}};
     ThreadWorld world({.size = 4, .config = config, .customize = [&](int rank, EngineParts& parts) {
                          if (rank == 0) board = parts.board.get();
-                         parts.backends.insert(parts.backends.begin(), std::make_unique<FreezingBackend>(frost, rank == 1));
+                         parts.backends.insert(parts.backends.begin(),
+                                               std::make_unique<FreezingBackend>(frost, rank == 1));
                        }});
     std::atomic<int> at_work{2};
     world.run(
@@ -162,7 +175,9 @@ Submission of_own_set(std::vector<float>& values, std::string name) {
 
 }  // namespace
 
-TEST_CASE("frozen: a rank that dies or is stopped between giving results and the end of a round is named by who comes back") {
+TEST_CASE(
+    "frozen: a rank that dies or is stopped between giving results and the end of a round is named "
+    "by who comes back") {
   for (const bool dies : {true, false}) {
     CAPTURE(dies);
     RoundWorld all(2);
@@ -171,7 +186,8 @@ TEST_CASE("frozen: a rank that dies or is stopped between giving results and the
         [&](int rank, Engine& engine) {
           all.warm_up(rank, engine);
           const int both[] = {0, 1};
-          if (rank == 1) return all.claim(dies).rounds().give_results(all.unit.id, both);  // and does not end it
+          // and does not end it
+          if (rank == 1) return all.claim(dies).rounds().give_results(all.unit.id, both);
           std::vector<float> values(4);
           const Submission submission = allreduce_of(values, "x", DataType::Float32);
           const auto op = engine.small_calls().start(call_of(submission), After::Wait);
@@ -184,7 +200,8 @@ TEST_CASE("frozen: a rank that dies or is stopped between giving results and the
         },
         false);
     CAPTURE(text);
-    CHECK(text.starts_with(dies ? "rank 1 died" : "rank 1 has kept the others of its host from going on for "));
+    CHECK(text.starts_with(dies ? "rank 1 died"
+                                : "rank 1 has kept the others of its host from going on for "));
   }
 }
 
@@ -196,7 +213,8 @@ TEST_CASE("frozen: who came last and says nothing of it is not looked for on oth
         std::vector<float> values(8192);  // too many to be repeated by the fast path
         const Submission submission = allreduce_of(values, "large", DataType::Float32);
         for (int i = 0; i < 2; ++i) engine.wait(*engine.submit(submission, After::Wait));
-        const UnitRef unit = engine.negotiator().find(UnitKey{0, OpKind::Allreduce, "large"})->ref();
+        const UnitRef unit =
+            engine.negotiator().find(UnitKey{0, OpKind::Allreduce, "large"})->ref();
         if (rank == 1) {
           while (!all.started) std::this_thread::yield();
           all.boards[1]->rounds().arrive(unit.id, unit.generation);  // and does not agree
@@ -233,7 +251,8 @@ TEST_CASE("frozen: a round that who came last does not end is ended by who waits
       false);
 }
 
-TEST_CASE("frozen: a rank that dies or is stopped while it ends a round is named by one that joins") {
+TEST_CASE(
+    "frozen: a rank that dies or is stopped while it ends a round is named by one that joins") {
   for (const bool dies : {true, false}) {
     CAPTURE(dies);
     RoundWorld all(3);
@@ -268,19 +287,24 @@ TEST_CASE("frozen: a rank that dies or is stopped while it ends a round is named
   }
 }
 
-TEST_CASE("frozen: a rank that leaves the log unread until it is full is named, by ranks of a set that it is not in, too") {
+TEST_CASE(
+    "frozen: a rank that leaves the log unread until it is full is named, by ranks of a set that "
+    "it is not in, too") {
   FrozenWorld().run([](int /*rank*/, Engine& engine) {
     std::vector<float> values(4);
     int i = 0;
-    const std::string text = words_of_failure(
-        [&] { engine.wait(*engine.submit(of_own_set(values, std::string(16 << 10, 'n') + std::to_string(i++)), After::Wait)); });
+    const std::string text = words_of_failure([&] {
+      engine.wait(*engine.submit(
+          of_own_set(values, std::string(16 << 10, 'n') + std::to_string(i++)), After::Wait));
+    });
     CAPTURE(text);
     CHECK(text.starts_with("rank 1 has kept the others of its host from going on for "));
     CHECK(text.find("without having read") != std::string::npos);
   });
 }
 
-TEST_CASE("frozen: a rank that has left half of the log unread is warned of while all others go on") {
+TEST_CASE(
+    "frozen: a rank that has left half of the log unread is warned of while all others go on") {
   FrozenWorld all;
   all.config.stall_shutdown_time = 0s;
   const StderrText said;
@@ -288,7 +312,8 @@ TEST_CASE("frozen: a rank that has left half of the log unread is warned of whil
     std::vector<float> values(4);
     // Each name is in the log twice.
     for (int i = 0; i < 100; ++i)
-      engine.wait(*engine.submit(of_own_set(values, std::string(16 << 10, 'n') + std::to_string(i)), After::Wait));
+      engine.wait(*engine.submit(of_own_set(values, std::string(16 << 10, 'n') + std::to_string(i)),
+                                 After::Wait));
     for (int i = 0; rank == 0 && said.get().find("rank 1 has not read") == std::string::npos; ++i) {
       std::this_thread::sleep_for(100ms);
       Submission alone = of_own_set(values, "alone." + std::to_string(i));
@@ -297,7 +322,8 @@ TEST_CASE("frozen: a rank that has left half of the log unread is warned of whil
   });
 }
 
-TEST_CASE("frozen: a rank that has not read what must be read before a submission is refused is named") {
+TEST_CASE(
+    "frozen: a rank that has not read what must be read before a submission is refused is named") {
   FrozenWorld all;
   std::atomic<int> done{0};
   std::atomic<std::uint64_t> said{0};
@@ -312,7 +338,8 @@ TEST_CASE("frozen: a rank that has not read what must be read before a submissio
       return;
     }
     while (said == 0 || all.board->log().tail() == said) std::this_thread::yield();  // it has left
-    const std::string text = words_of_failure([&] { engine.wait(*engine.submit(of_own_set(values, "y"), After::Wait)); });
+    const std::string text = words_of_failure(
+        [&] { engine.wait(*engine.submit(of_own_set(values, "y"), After::Wait)); });
     CAPTURE(text);
     CHECK(text.starts_with("rank 1 has kept the others of its host from going on for "));
   });

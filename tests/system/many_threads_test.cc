@@ -1,4 +1,5 @@
-// Many threads of each rank, with one rank per domain: small operations that come back, some of which the ranks disagree about.
+// Many threads of each rank, with one rank per domain: small operations that come back, some of
+// which the ranks disagree about.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -19,11 +20,16 @@ class NoWire final : public PointToPoint {
   [[nodiscard]] std::string_view name() const override { return "none"; }
   [[nodiscard]] int rank() const override { return 0; }
   [[nodiscard]] int largest_tag() const override { return 1 << 30; }
-  Posted send(std::span<const std::byte> /*bytes*/, int /*to*/, int /*tag*/, SendMode /*mode*/) override { return {}; }
+  Posted send(std::span<const std::byte> /*bytes*/, int /*to*/, int /*tag*/,
+              SendMode /*mode*/) override {
+    return {};
+  }
   Posted receive(std::span<std::byte> /*bytes*/, int /*from*/, int /*tag*/) override { return {}; }
   void test(std::span<Posted> /*posted*/, std::vector<Finished>& /*finished*/) override {}
   std::optional<Claimed> claim(int /*tag*/) override { return std::nullopt; }
-  Posted receive_claimed(const Claimed& /*claimed*/, std::span<std::byte> /*bytes*/) override { return {}; }
+  Posted receive_claimed(const Claimed& /*claimed*/, std::span<std::byte> /*bytes*/) override {
+    return {};
+  }
   [[nodiscard]] bool drop(Posted& /*posted*/) noexcept override { return false; }
   void keep(std::shared_ptr<void> /*memory*/) noexcept override {}
   bool flush() override { return true; }
@@ -34,11 +40,14 @@ class WithDirectMemory final : public Backend {
  public:
   WithDirectMemory(std::unique_ptr<Backend> backend, const EngineParts& parts)
       : backend_(std::move(backend)),
-        context_(std::make_unique<NoWire>(), parts.topology, {}, nullptr, *parts.board, parts.stats),
+        context_(std::make_unique<NoWire>(), parts.topology, {}, nullptr, *parts.board,
+                 parts.stats),
         memory_(context_) {}
   std::string_view name() const override { return backend_->name(); }
   bool supports(const BatchTraits& traits) const override { return backend_->supports(traits); }
-  std::unique_ptr<Execution> launch(Batch batch) override { return backend_->launch(std::move(batch)); }
+  std::unique_ptr<Execution> launch(Batch batch) override {
+    return backend_->launch(std::move(batch));
+  }
   LeaderMemory* leader_memory() override { return &memory_; }
 
  private:
@@ -49,11 +58,14 @@ class WithDirectMemory final : public Backend {
 
 }  // namespace
 
-TEST_CASE("many threads: operations that end in errors give their blocks back while others are under way") {
+TEST_CASE(
+    "many threads: operations that end in errors give their blocks back while others are under "
+    "way") {
   constexpr int kThreads = 4;
   constexpr int kRounds = 150;
   ThreadWorld world({.size = 2, .domains = 2, .customize = [](int /*rank*/, EngineParts& parts) {
-                       parts.backends.back() = std::make_unique<WithDirectMemory>(std::move(parts.backends.back()), parts);
+                       parts.backends.back() = std::make_unique<WithDirectMemory>(
+                           std::move(parts.backends.back()), parts);
                      }});
   std::atomic<int> mismatches{0};
   std::atomic<int> wrong{0};
@@ -63,8 +75,10 @@ TEST_CASE("many threads: operations that end in errors give their blocks back wh
     for (int thread = 0; thread < kThreads; ++thread)
       threads.emplace_back([&, thread] {
         for (int round = 0; round < kRounds; ++round) {
-          std::vector<float> values(rank == 1 && round % 5 == 4 ? 8 : 4, static_cast<float>(rank + thread + round));
-          const Submission submission = allreduce_of(values, "thread." + std::to_string(thread), DataType::Float32);
+          std::vector<float> values(rank == 1 && round % 5 == 4 ? 8 : 4,
+                                    static_cast<float>(rank + thread + round));
+          const Submission submission =
+              allreduce_of(values, "thread." + std::to_string(thread), DataType::Float32);
           try {
             if (engine.small_calls().try_run(call_of(submission))) {
               ++fast;

@@ -1,4 +1,5 @@
-/// Programs drawn from seeds, run with threads as ranks, against an oracle. To repeat a failure or to run more:
+/// Programs drawn from seeds, run with threads as ranks, against an oracle. To repeat a failure or
+/// to run more:
 ///   HVD_TEST_SEED=<first seed> HVD_TEST_PROGRAMS=<how many> tests/unit_tests -tc="*random*"
 /// HVD_TEST_DOMAINS=<n>: all of them with so many domains, but those with fewer ranks.
 
@@ -32,7 +33,8 @@ TEST_CASE("random programs give what the oracle says" * doctest::timeout(36000))
     if (failures.empty()) continue;
     std::string text = describe(program);
     for (const auto& failure : failures) text += "\n  " + failure;
-    FAIL_CHECK(text << "\nto repeat: HVD_TEST_SEED=" << seed << " HVD_TEST_PROGRAMS=1 unit_tests -tc=\"*random*\"");
+    FAIL_CHECK(text << "\nto repeat: HVD_TEST_SEED=" << seed
+                    << " HVD_TEST_PROGRAMS=1 unit_tests -tc=\"*random*\"");
   }
 }
 

@@ -1,5 +1,6 @@
-// Worlds whose members are processes, one of which is killed: the others are told who it was, drop the world, and make the next one in the
-// same process. Nothing of a world that has failed stays. HVD_TEST_ROUNDS: how often (20).
+// Worlds whose members are processes, one of which is killed: the others are told who it was, drop
+// the world, and make the next one in the same process. Nothing of a world that has failed stays.
+// HVD_TEST_ROUNDS: how often (20).
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -47,21 +48,26 @@ float sum_once(const World& world, std::size_t count, const std::string& name) {
   return values.back();
 }
 
-/// Works in a world of three until one of them has died, then in one of the two that are left. Returns what is wrong.
-std::string survive_once(const std::shared_ptr<FileStore>& store, int round, int place, bool shared) {
+/// Works in a world of three until one of them has died, then in one of the two that are left.
+/// Returns what is wrong.
+std::string survive_once(const std::shared_ptr<FileStore>& store, int round, int place,
+                         bool shared) {
   const int victim = round % kRanks;
   const int rank = place < victim ? place : place + 1;
   std::string said;
   {
-    const World world(rendezvous_of(store, rank, kRanks, formatted("three {}", round)), config_of(shared));
+    const World world(rendezvous_of(store, rank, kRanks, formatted("three {}", round)),
+                      config_of(shared));
     try {
       for (int step = 0;; ++step)
-        if (sum_once(world, step % 2 == 0 ? 10 : 200'000, step % 2 == 0 ? "small" : "large") != 6) return "a wrong sum of three";
+        if (sum_once(world, step % 2 == 0 ? 10 : 200'000, step % 2 == 0 ? "small" : "large") != 6)
+          return "a wrong sum of three";
     } catch (const Error& error) {
       said = error.what();
     }
   }
-  if (said.find(formatted("rank {}", victim)) == std::string::npos) return formatted("rank {} died, and it was said: {}", victim, said);
+  if (said.find(formatted("rank {}", victim)) == std::string::npos)
+    return formatted("rank {} died, and it was said: {}", victim, said);
   const World world(rendezvous_of(store, place, 2, formatted("two {}", round)), config_of(shared));
   return sum_once(world, 1000, "after") == 3 ? "" : "a wrong sum of two";
 }
@@ -77,11 +83,15 @@ std::string survive_once(const std::shared_ptr<FileStore>& store, int round, int
       if (round + 1 == kUntilSteady) first = take_stock();
     }
     const ProcessStock last = take_stock();
-    const bool grows = last.mappings > first.mappings + 10 || last.resident_kib > first.resident_kib + 4096 + 8 * count;
-    if (wrong.empty() && (last.descriptors > first.descriptors || last.threads > first.threads || grows))
-      wrong = formatted("kept after round {}: {} descriptors, {} threads, {} mappings, {} KiB; after round {}: {}, {}, {}, {}",
-                        kUntilSteady, first.descriptors, first.threads, first.mappings, first.resident_kib, count, last.descriptors,
-                        last.threads, last.mappings, last.resident_kib);
+    const bool grows = last.mappings > first.mappings + 10 ||
+                       last.resident_kib > first.resident_kib + 4096 + 8 * count;
+    if (wrong.empty() &&
+        (last.descriptors > first.descriptors || last.threads > first.threads || grows))
+      wrong = formatted(
+          "kept after round {}: {} descriptors, {} threads, {} mappings, {} KiB; after round {}: "
+          "{}, {}, {}, {}",
+          kUntilSteady, first.descriptors, first.threads, first.mappings, first.resident_kib, count,
+          last.descriptors, last.threads, last.mappings, last.resident_kib);
   } catch (const std::exception& error) {
     wrong = error.what();
   }
@@ -90,14 +100,18 @@ std::string survive_once(const std::shared_ptr<FileStore>& store, int round, int
 }
 
 [[noreturn]] void die_once(const std::shared_ptr<FileStore>& store, int round, bool shared) {
-  const World world(rendezvous_of(store, round % kRanks, kRanks, formatted("three {}", round)), config_of(shared));
+  const World world(rendezvous_of(store, round % kRanks, kRanks, formatted("three {}", round)),
+                    config_of(shared));
   std::thread([round] {
     std::this_thread::sleep_for(1ms * (round % 7));
     ::kill(::getpid(), SIGKILL);
   }).detach();
-  // Over UCX it dies between operations: UCX 1.13 may end a process whose peer dies in the middle of a long message (tcp_ep.c:939).
+  // Over UCX it dies between operations: UCX 1.13 may end a process whose peer dies in the middle
+  // of a long message (tcp_ep.c:939).
   if (!shared) std::this_thread::sleep_for(1h);
-  for (int step = 0;; ++step) static_cast<void>(sum_once(world, step % 2 == 0 ? 10 : 200'000, step % 2 == 0 ? "small" : "large"));
+  for (int step = 0;; ++step)
+    static_cast<void>(
+        sum_once(world, step % 2 == 0 ? 10 : 200'000, step % 2 == 0 ? "small" : "large"));
 }
 
 template <class Work>
@@ -114,14 +128,18 @@ pid_t in_child(Work work) {
 
 }  // namespace
 
-TEST_CASE("world: members that are killed are named, and the survivors go on in the next world, again and again" * doctest::timeout(7200)) {
+TEST_CASE(
+    "world: members that are killed are named, and the survivors go on in the next world, again "
+    "and again" *
+    doctest::timeout(7200)) {
   for (const bool shared : {true, false}) {
     CAPTURE(shared);
     std::string folder = "/tmp/hvd-deaths-XXXXXX";
     REQUIRE(::mkdtemp(folder.data()) != nullptr);
     const auto store = std::make_shared<FileStore>(folder);
     std::vector<pid_t> survivors;
-    for (int place = 0; place < kRanks - 1; ++place) survivors.push_back(in_child([&] { survive(store, place, shared); }));
+    for (int place = 0; place < kRanks - 1; ++place)
+      survivors.push_back(in_child([&] { survive(store, place, shared); }));
     const auto over = [&] {
       for (const pid_t survivor : survivors)
         if (::waitpid(survivor, nullptr, WNOHANG) == 0) return false;

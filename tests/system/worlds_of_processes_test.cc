@@ -1,5 +1,5 @@
-// Many worlds at once as in tests/ops/worlds_by_seed_test.cc, whose members are processes; one of them may be killed, which ends its worlds
-// and no other. HVD_TEST_SEEDS: how many programs (4).
+// Many worlds at once as in tests/ops/worlds_by_seed_test.cc, whose members are processes; one of
+// them may be killed, which ends its worlds and no other. HVD_TEST_SEEDS: how many programs (4).
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -44,13 +44,15 @@ std::string run_rank(const ProgramPlan& plan, int rank, const std::shared_ptr<Fi
   std::vector<std::pair<const WorldPlan*, int>> parts;
   for (const WorldPlan& world : plan.worlds) {
     const auto place = std::ranges::find(world.members, rank);
-    if (place != world.members.end()) parts.emplace_back(&world, static_cast<int>(place - world.members.begin()));
+    if (place != world.members.end())
+      parts.emplace_back(&world, static_cast<int>(place - world.members.begin()));
   }
   unmade = static_cast<int>(parts.size());
   std::vector<std::thread> threads;
   for (const auto& [world, place] : parts)
     threads.emplace_back([&, world = world, place = place] {
-      const auto rendezvous = rendezvous_of(store, place, static_cast<int>(world->members.size()), world->name);
+      const auto rendezvous =
+          rendezvous_of(store, place, static_cast<int>(world->members.size()), world->name);
       const std::string said = take_part(*world, place, rendezvous, hooks);
       const std::lock_guard lock(mutex);
       if (wrong.empty()) wrong = said;
@@ -59,7 +61,8 @@ std::string run_rank(const ProgramPlan& plan, int rank, const std::shared_ptr<Fi
   return wrong;
 }
 
-[[noreturn]] void be_rank(const ProgramPlan& plan, int rank, const std::shared_ptr<FileStore>& store) {
+[[noreturn]] void be_rank(const ProgramPlan& plan, int rank,
+                          const std::shared_ptr<FileStore>& store) {
   std::string wrong = "an exception";
   try {
     wrong = run_rank(plan, rank, store);
@@ -71,8 +74,12 @@ std::string run_rank(const ProgramPlan& plan, int rank, const std::shared_ptr<Fi
 
 }  // namespace
 
-TEST_CASE("world: twenty at once over random members that are processes, one of which is killed; from seeds" * doctest::timeout(7200)) {
-  const std::uint64_t begin = number_from("HVD_TEST_SEED", 1), end = begin + number_from("HVD_TEST_SEEDS", 4);
+TEST_CASE(
+    "world: twenty at once over random members that are processes, one of which is killed; from "
+    "seeds" *
+    doctest::timeout(7200)) {
+  const std::uint64_t begin = number_from("HVD_TEST_SEED", 1),
+                      end = begin + number_from("HVD_TEST_SEEDS", 4);
   for (std::uint64_t seed = begin; seed < end; ++seed) {
     CAPTURE(seed);
     const ProgramPlan plan = plan_of(seed, {.ranks = kRanks, .kills = true});

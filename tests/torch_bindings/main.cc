@@ -1,4 +1,5 @@
-// Tests of the LibTorch front end; they run under mpirun, in one world that lasts for the whole program.
+// Tests of the LibTorch front end; they run under mpirun, in one world that lasts for the whole
+// program.
 #include <cstdio>
 #include <exception>
 

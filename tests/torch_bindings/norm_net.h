@@ -1,6 +1,7 @@
 #pragma once
-/// What the tests of DistributedDataParallel off its usual path share: a small model with or without batch normalisation, with the same
-/// weights on all ranks, and its loss on the batch of a rank at a step.
+/// What the tests of DistributedDataParallel off its usual path share: a small model with or
+/// without batch normalisation, with the same weights on all ranks, and its loss on the batch of a
+/// rank at a step.
 
 #include <memory>
 #include <vector>
@@ -39,7 +40,9 @@ inline bool is_same_on_all_ranks(const torch::nn::Module& net) {
   for (const auto& buffer : net.buffers()) same = same_on_all_ranks(buffer) && same;
   return same;
 }
-inline BatchNorm1d norm_of(Sequential& net) { return BatchNorm1d(std::dynamic_pointer_cast<torch::nn::BatchNorm1dImpl>(net->ptr(1))); }
+inline BatchNorm1d norm_of(Sequential& net) {
+  return BatchNorm1d(std::dynamic_pointer_cast<torch::nn::BatchNorm1dImpl>(net->ptr(1)));
+}
 using Ddp = hvd::DistributedDataParallel<torch::nn::SequentialImpl>;
 
 }  // namespace hvd::test::norm_net

@@ -1,6 +1,7 @@
 #pragma once
-/// What users write themselves: an optimizer with momentum, with options and a state of its own, that overrides as many of LibTorch's
-/// virtual functions as the template says; and a module with tied weights.
+/// What users write themselves: an optimizer with momentum, with options and a state of its own,
+/// that overrides as many of LibTorch's virtual functions as the template says; and a module with
+/// tied weights.
 
 #include "tests/torch_bindings/support.h"
 
@@ -22,7 +23,9 @@ struct OwnOptions : torch::optim::OptimizerCloneableOptions<OwnOptions<kHas>> {
   using Base = torch::optim::OptimizerOptions;
   double rate = 0.1, decay = 0.5;
   [[nodiscard]] double get_lr() const override { return kHas.rate ? rate : Base::get_lr(); }
-  void set_lr(double value) override { kHas.rate ? static_cast<void>(rate = value) : Base::set_lr(value); }
+  void set_lr(double value) override {
+    kHas.rate ? static_cast<void>(rate = value) : Base::set_lr(value);
+  }
   void serialize(torch::serialize::OutputArchive& archive) const override {
     if (!kHas.options) return Base::serialize(archive);
     archive.write("rate", c10::IValue(rate));
@@ -84,7 +87,9 @@ class OwnOptimizer : public torch::optim::Optimizer {
         auto& slot = state_[parameter.unsafeGetTensorImpl()];
         if (!slot) slot = std::make_unique<State>();
         auto& state = static_cast<State&>(*slot);
-        state.momentum = state.momentum.defined() ? state.momentum * options.decay + parameter.grad() : parameter.grad().clone();
+        state.momentum = state.momentum.defined()
+                             ? state.momentum * options.decay + parameter.grad()
+                             : parameter.grad().clone();
         ++state.steps;
         parameter.sub_(state.momentum, options.rate);
       }
@@ -100,8 +105,10 @@ class OwnOptimizer : public torch::optim::Optimizer {
     for (std::size_t i = 0; i < all.size(); ++i) {
       const auto found = state_.find(all[i].unsafeGetTensorImpl());
       if (found == state_.end()) continue;
-      archive.write("momentum/" + std::to_string(i), static_cast<const State&>(*found->second).momentum);
-      archive.write("steps/" + std::to_string(i), c10::IValue(static_cast<const State&>(*found->second).steps));
+      archive.write("momentum/" + std::to_string(i),
+                    static_cast<const State&>(*found->second).momentum);
+      archive.write("steps/" + std::to_string(i),
+                    c10::IValue(static_cast<const State&>(*found->second).steps));
     }
   }
   void load(torch::serialize::InputArchive& archive) override {
@@ -123,7 +130,9 @@ class OwnOptimizer : public torch::optim::Optimizer {
   }
 
   Options& options() { return static_cast<Options&>(param_groups_[0].options()); }
-  [[nodiscard]] const Options& options() const { return static_cast<const Options&>(param_groups_[0].options()); }
+  [[nodiscard]] const Options& options() const {
+    return static_cast<const Options&>(param_groups_[0].options());
+  }
   /// Of the first parameter; -1 without a state.
   [[nodiscard]] std::int64_t steps() const {
     const auto found = state_.find(param_groups_[0].params()[0].unsafeGetTensorImpl());
@@ -139,13 +148,16 @@ class OwnOptimizer : public torch::optim::Optimizer {
   }
 };
 
-/// Two layers with one weight, which named_parameters() and parameters() list twice. The same values on all ranks.
+/// Two layers with one weight, which named_parameters() and parameters() list twice. The same
+/// values on all ranks.
 struct TiedImpl : torch::nn::Module {
   explicit TiedImpl(bool tied = true, int seed = 0)
       : weight(register_parameter("first", data({3, 3}, at::kFloat, seed))),
         second(register_parameter("second", tied ? weight : data({3, 3}, at::kFloat, seed + 1))),
         bias(register_parameter("bias", data({3}, at::kFloat, seed))) {}
-  at::Tensor forward(const at::Tensor& x) { return torch::linear(torch::tanh(torch::linear(x, weight)), second, bias); }
+  at::Tensor forward(const at::Tensor& x) {
+    return torch::linear(torch::tanh(torch::linear(x, weight)), second, bias);
+  }
   at::Tensor weight, second, bias;
 };
 TORCH_MODULE(Tied);

@@ -26,7 +26,9 @@ class SharedFolder {
   }
   SharedFolder(const SharedFolder&) = delete;
   SharedFolder& operator=(const SharedFolder&) = delete;
-  [[nodiscard]] std::string file(const std::string& name = "run.pt") const { return name_ + "/" + name; }
+  [[nodiscard]] std::string file(const std::string& name = "run.pt") const {
+    return name_ + "/" + name;
+  }
 
  private:
   std::string name_;

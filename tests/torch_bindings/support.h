@@ -1,7 +1,7 @@
 #pragma once
-/// What the tests of the LibTorch front end share: data that differ by rank and element, what a reduction of them must
-/// give, and a library restarted with another configuration. Every rank runs the same cases; what one rank would only wait for,
-/// another must not skip.
+/// What the tests of the LibTorch front end share: data that differ by rank and element, what a
+/// reduction of them must give, and a library restarted with another configuration. Every rank runs
+/// the same cases; what one rank would only wait for, another must not skip.
 
 #include <doctest/doctest.h>
 #include <hvd/torch.h>
@@ -24,7 +24,9 @@ inline at::Tensor data(at::IntArrayRef sizes, at::ScalarType type, int rank, int
   if (type != at::kByte && type != at::kBool) values = values - 4;
   if (type == at::kBool) return (number + rank + variant).remainder(3).eq(0).reshape(sizes);
   if (at::isComplexType(type))
-    return torch::complex(values.to(torch::kFloat64), (values + rank).to(torch::kFloat64)).to(type).reshape(sizes);
+    return torch::complex(values.to(torch::kFloat64), (values + rank).to(torch::kFloat64))
+        .to(type)
+        .reshape(sizes);
   if (at::isFloatingType(type)) return (values.to(torch::kFloat64) / 4).to(type).reshape(sizes);
   return values.to(type).reshape(sizes);
 }
@@ -40,10 +42,12 @@ inline void with_and_without_one_copy() {
 
 /// A network with the same small weights on all ranks.
 inline torch::nn::Sequential small_model(at::ScalarType type = at::kDouble, int hidden = 8) {
-  torch::nn::Sequential net(torch::nn::Linear(6, hidden), torch::nn::Tanh(), torch::nn::Linear(hidden, 3));
+  torch::nn::Sequential net(torch::nn::Linear(6, hidden), torch::nn::Tanh(),
+                            torch::nn::Linear(hidden, 3));
   int variant = 0;
   const torch::NoGradGuard no_gradient;
-  for (auto& parameter : net->parameters()) parameter.copy_(data(parameter.sizes(), at::kDouble, 0, variant++) * 0.3);
+  for (auto& parameter : net->parameters())
+    parameter.copy_(data(parameter.sizes(), at::kDouble, 0, variant++) * 0.3);
   net->to(type);
   return net;
 }
@@ -63,11 +67,13 @@ inline at::Tensor flat(const torch::nn::Sequential& net) {
 }
 
 /// Every type that travels.
-inline const std::vector<at::ScalarType> kTypes{at::kByte,     at::kChar,  at::kShort,  at::kInt,  at::kLong,         at::kHalf,
-                                                at::kBFloat16, at::kFloat, at::kDouble, at::kBool, at::kComplexFloat, at::kComplexDouble};
+inline const std::vector<at::ScalarType> kTypes{
+    at::kByte,     at::kChar,  at::kShort,  at::kInt,  at::kLong,         at::kHalf,
+    at::kBFloat16, at::kFloat, at::kDouble, at::kBool, at::kComplexFloat, at::kComplexDouble};
 
 /// `data` of every rank, in rank order.
-inline std::vector<at::Tensor> all_data(at::IntArrayRef sizes, at::ScalarType type, const std::vector<int>& ranks, int variant = 0) {
+inline std::vector<at::Tensor> all_data(at::IntArrayRef sizes, at::ScalarType type,
+                                        const std::vector<int>& ranks, int variant = 0) {
   std::vector<at::Tensor> all;
   for (const int rank : ranks) all.push_back(data(sizes, type, rank, variant));
   return all;
@@ -75,7 +81,9 @@ inline std::vector<at::Tensor> all_data(at::IntArrayRef sizes, at::ScalarType ty
 inline std::vector<int> everyone() { return global_process_set().ranks(); }
 
 /// `value` plus this rank's number, everywhere.
-inline at::Tensor rank_tensor(double value, at::IntArrayRef sizes = {3}) { return torch::full(sizes, value + rank(), at::kFloat); }
+inline at::Tensor rank_tensor(double value, at::IntArrayRef sizes = {3}) {
+  return torch::full(sizes, value + rank(), at::kFloat);
+}
 
 /// What a sum is made in.
 inline at::ScalarType arithmetic_type(at::ScalarType type) {
@@ -84,7 +92,8 @@ inline at::ScalarType arithmetic_type(at::ScalarType type) {
   return type;
 }
 
-/// As docs/semantics.md says: folded in rank order, 16-bit floats in fp32, integer averages exact and truncated.
+/// As docs/semantics.md says: folded in rank order, 16-bit floats in fp32, integer averages exact
+/// and truncated.
 inline at::Tensor reduced(const std::vector<at::Tensor>& inputs, ReduceOp op) {
   const auto type = inputs.front().scalar_type();
   at::Tensor sum = inputs.front().to(arithmetic_type(type), false, true);
@@ -101,7 +110,8 @@ inline at::Tensor reduced(const std::vector<at::Tensor>& inputs, ReduceOp op) {
     }
   }
   if (op == ReduceOp::Average) {
-    at::Tensor parts = sum.is_complex() ? torch::view_as_real(sum) : sum;  // divided by a real number
+    // divided by a real number
+    at::Tensor parts = sum.is_complex() ? torch::view_as_real(sum) : sum;
     const at::Tensor size = torch::full_like(parts, static_cast<double>(inputs.size()));
     parts = at::isIntegralType(type, true) ? torch::div(parts, size, "trunc") : parts / size;
     sum = sum.is_complex() ? torch::view_as_complex(parts) : parts;
@@ -118,10 +128,13 @@ inline at::Tensor reduced_ranks(ReduceOp op) {
 
 /// Equal in type, shape and every bit that matters.
 inline bool same(const at::Tensor& a, const at::Tensor& b) {
-  return a.defined() && b.defined() && a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && torch::equal(a, b);
+  return a.defined() && b.defined() && a.scalar_type() == b.scalar_type() &&
+         a.sizes() == b.sizes() && torch::equal(a, b);
 }
 
-inline double difference(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<double>(); }
+inline double difference(const at::Tensor& a, const at::Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
 
 /// Whether all ranks hold the same bits. Collective.
 inline bool same_on_all_ranks(const at::Tensor& tensor) {
@@ -132,12 +145,16 @@ inline bool same_on_all_ranks(const at::Tensor& tensor) {
   return true;
 }
 
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
-/// "ranks 0-2: <common>; rank 3: <last>", the grouping of a Mismatch in which the last rank differs.
+/// "ranks 0-2: <common>; rank 3: <last>", the grouping of a Mismatch in which the last rank
+/// differs.
 inline std::string grouping(const std::string& common, const std::string& last) {
   const int before = size() - 1;
-  const std::string group = before == 1 ? "rank 0: " : "ranks 0-" + std::to_string(before - 1) + ": ";
+  const std::string group =
+      before == 1 ? "rank 0: " : "ranks 0-" + std::to_string(before - 1) + ": ";
   return group + common + "; rank " + std::to_string(before) + ": " + last;
 }
 inline bool last() { return rank() == size() - 1; }

@@ -1,6 +1,6 @@
 #pragma once
-/// A network whose decoder uses the embedding's weight, the optimizers of LibTorch around it, and what one process would make of it with
-/// the data of all ranks.
+/// A network whose decoder uses the embedding's weight, the optimizers of LibTorch around it, and
+/// what one process would make of it with the data of all ranks.
 
 #include <functional>
 #include <memory>
@@ -28,12 +28,17 @@ struct TiedNet : torch::nn::Module {
     hidden->to(type);
     const torch::NoGradGuard no_gradient;
     int variant = 2;
-    for (auto& parameter : hidden->parameters()) parameter.copy_(data(parameter.sizes(), at::kDouble, 0, variant++) * 0.2);
+    for (auto& parameter : hidden->parameters())
+      parameter.copy_(data(parameter.sizes(), at::kDouble, 0, variant++) * 0.2);
   }
   at::Tensor loss(int rank, int step) {
     const auto type = embedding->weight.scalar_type();
     const at::Tensor x = data({3, embedding->weight.size(0)}, at::kDouble, rank, step).to(type);
-    return torch::tanh(hidden->forward(x.matmul(embedding->weight))).matmul(decoder->weight.t()).sub(x).square().mean();
+    return torch::tanh(hidden->forward(x.matmul(embedding->weight)))
+        .matmul(decoder->weight.t())
+        .sub(x)
+        .square()
+        .mean();
   }
   std::shared_ptr<Weight> embedding, decoder;
   torch::nn::Linear hidden{nullptr};
@@ -46,11 +51,24 @@ struct NamedOptimizer {
 inline const std::vector<NamedOptimizer>& torch_optimizers() {
   using namespace torch::optim;
   static const std::vector<NamedOptimizer> all{
-      {"SGD", [](Parameters p) { return std::make_unique<SGD>(std::move(p), SGDOptions(0.1).momentum(0.9).weight_decay(0.01)); }},
-      {"Adam", [](Parameters p) { return std::make_unique<Adam>(std::move(p), AdamOptions(0.01).amsgrad(true)); }},
-      {"AdamW", [](Parameters p) { return std::make_unique<AdamW>(std::move(p), AdamWOptions(0.01)); }},
-      {"RMSprop", [](Parameters p) { return std::make_unique<RMSprop>(std::move(p), RMSpropOptions(0.01).centered(true).momentum(0.5)); }},
-      {"Adagrad", [](Parameters p) { return std::make_unique<Adagrad>(std::move(p), AdagradOptions(0.05)); }},
+      {"SGD",
+       [](Parameters p) {
+         return std::make_unique<SGD>(std::move(p),
+                                      SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
+       }},
+      {"Adam",
+       [](Parameters p) {
+         return std::make_unique<Adam>(std::move(p), AdamOptions(0.01).amsgrad(true));
+       }},
+      {"AdamW",
+       [](Parameters p) { return std::make_unique<AdamW>(std::move(p), AdamWOptions(0.01)); }},
+      {"RMSprop",
+       [](Parameters p) {
+         return std::make_unique<RMSprop>(std::move(p),
+                                          RMSpropOptions(0.01).centered(true).momentum(0.5));
+       }},
+      {"Adagrad",
+       [](Parameters p) { return std::make_unique<Adagrad>(std::move(p), AdagradOptions(0.05)); }},
   };
   return all;
 }
@@ -64,18 +82,22 @@ inline Parameters once(const Parameters& parameters) {
   return unique;
 }
 
-/// One process with the data of all `ranks`: the averages of their gradients, each summed over `passes`, then the optimizer's step.
+/// One process with the data of all `ranks`: the averages of their gradients, each summed over
+/// `passes`, then the optimizer's step.
 template <class Net>
-void step_alone(Net& net, torch::optim::Optimizer& optimizer, int step, const std::vector<int>& ranks = everyone(), int passes = 1) {
+void step_alone(Net& net, torch::optim::Optimizer& optimizer, int step,
+                const std::vector<int>& ranks = everyone(), int passes = 1) {
   const Parameters parameters = once(net.parameters());
   std::vector<Parameters> gradients(parameters.size());
   for (const int rank : ranks) {
     net.zero_grad();
     for (int pass = 0; pass < passes; ++pass) net.loss(rank, step * passes + pass).backward();
     for (std::size_t i = 0; i < parameters.size(); ++i)
-      gradients[i].push_back(parameters[i].grad().defined() ? parameters[i].grad().clone() : torch::zeros_like(parameters[i]));
+      gradients[i].push_back(parameters[i].grad().defined() ? parameters[i].grad().clone()
+                                                            : torch::zeros_like(parameters[i]));
   }
-  for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].mutable_grad() = reduced(gradients[i], ReduceOp::Average);
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    parameters[i].mutable_grad() = reduced(gradients[i], ReduceOp::Average);
   optimizer.step();
 }
 
@@ -90,13 +112,15 @@ void step_together(Net& net, DistributedOptimizer& optimizer, int step, int pass
 inline double furthest(const torch::nn::Module& a, const torch::nn::Module& b) {
   const Parameters left = a.parameters(), right = b.parameters();
   double most = 0;
-  for (std::size_t i = 0; i < left.size(); ++i) most = std::max(most, difference(left[i].detach(), right[i].detach()));
+  for (std::size_t i = 0; i < left.size(); ++i)
+    most = std::max(most, difference(left[i].detach(), right[i].detach()));
   return most;
 }
 
 inline bool equal_on_all_ranks(const torch::nn::Module& net) {
   Parameters rows;
-  for (const auto& parameter : net.parameters()) rows.push_back(parameter.detach().to(at::kDouble).reshape({-1}));
+  for (const auto& parameter : net.parameters())
+    rows.push_back(parameter.detach().to(at::kDouble).reshape({-1}));
   return same_on_all_ranks(torch::cat(rows));
 }
 

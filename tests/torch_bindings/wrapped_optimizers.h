@@ -1,5 +1,6 @@
 #pragma once
-/// The optimizers that tests wrap, and what all ranks together would get, made by one process from all ranks' batches.
+/// The optimizers that tests wrap, and what all ranks together would get, made by one process from
+/// all ranks' batches.
 
 #include <functional>
 #include <memory>
@@ -25,13 +26,15 @@ struct SignOptions : torch::optim::OptimizerCloneableOptions<SignOptions> {
 };
 class SignSgd : public Optimizer {
  public:
-  SignSgd(Parameters parameters, SignOptions options) : Optimizer(std::move(parameters), std::make_unique<SignOptions>(options)) {}
+  SignSgd(Parameters parameters, SignOptions options)
+      : Optimizer(std::move(parameters), std::make_unique<SignOptions>(options)) {}
   at::Tensor step(LossClosure closure = nullptr) override {
     at::Tensor value = closure ? closure() : at::Tensor();
     const torch::NoGradGuard no_gradient;
     for (auto& group : param_groups())
       for (auto& parameter : group.params())
-        if (parameter.grad().defined()) parameter.sub_(parameter.grad().sign() * group.options().get_lr());
+        if (parameter.grad().defined())
+          parameter.sub_(parameter.grad().sign() * group.options().get_lr());
     return value;
   }
 };
@@ -44,24 +47,42 @@ struct Kind {
 inline const std::vector<Kind>& kinds() {
   using namespace torch::optim;
   static const std::vector<Kind> all{
-      {"SGD", [](Parameters p) { return std::make_unique<SGD>(p, SGDOptions(0.1).momentum(0.9).weight_decay(0.01)); }},
+      {"SGD",
+       [](Parameters p) {
+         return std::make_unique<SGD>(p, SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
+       }},
       {"Adam", [](Parameters p) { return std::make_unique<Adam>(p, AdamOptions(0.01)); }},
-      {"AdamW", [](Parameters p) { return std::make_unique<AdamW>(p, AdamWOptions(0.01).amsgrad(true)); }},
-      {"RMSprop", [](Parameters p) { return std::make_unique<RMSprop>(p, RMSpropOptions(0.01).centered(true)); }},
+      {"AdamW",
+       [](Parameters p) { return std::make_unique<AdamW>(p, AdamWOptions(0.01).amsgrad(true)); }},
+      {"RMSprop",
+       [](Parameters p) {
+         return std::make_unique<RMSprop>(p, RMSpropOptions(0.01).centered(true));
+       }},
       {"Adagrad", [](Parameters p) { return std::make_unique<Adagrad>(p, AdagradOptions(0.05)); }},
-      {"the user's own", [](Parameters p) { return std::make_unique<SignSgd>(p, SignOptions(0.01)); }},
-      {"SGD with a closure", [](Parameters p) { return std::make_unique<SGD>(p, SGDOptions(0.1)); }, true},
-      {"LBFGS", [](Parameters p) { return std::make_unique<LBFGS>(p, LBFGSOptions(0.5).max_iter(6)); }, true},
+      {"the user's own",
+       [](Parameters p) { return std::make_unique<SignSgd>(p, SignOptions(0.01)); }},
+      {"SGD with a closure", [](Parameters p) { return std::make_unique<SGD>(p, SGDOptions(0.1)); },
+       true},
+      {"LBFGS",
+       [](Parameters p) { return std::make_unique<LBFGS>(p, LBFGSOptions(0.5).max_iter(6)); },
+       true},
       {"LBFGS with line search",
-       [](Parameters p) { return std::make_unique<LBFGS>(p, LBFGSOptions(1).max_iter(6).line_search_fn("strong_wolfe")); }, true},
+       [](Parameters p) {
+         return std::make_unique<LBFGS>(p,
+                                        LBFGSOptions(1).max_iter(6).line_search_fn("strong_wolfe"));
+       },
+       true},
   };
   return all;
 }
-inline std::unique_ptr<Optimizer> sgd(const Parameters& parameters, double rate = 0.1, double momentum = 0.9) {
-  return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(rate).momentum(momentum));
+inline std::unique_ptr<Optimizer> sgd(const Parameters& parameters, double rate = 0.1,
+                                      double momentum = 0.9) {
+  return std::make_unique<torch::optim::SGD>(parameters,
+                                             torch::optim::SGDOptions(rate).momentum(momentum));
 }
 
-/// What the ranks would get together: all of it computed here, for `passes` batches each, reduced as asked.
+/// What the ranks would get together: all of it computed here, for `passes` batches each, reduced
+/// as asked.
 struct Reference {
   std::vector<int> ranks = everyone();
   int passes = 1;
@@ -83,7 +104,8 @@ struct Reference {
         sum = sum.defined() ? sum + value.detach() : value.detach();
       }
       Parameters own;
-      for (const auto& parameter : net->parameters()) own.push_back(wire ? parameter.grad().to(*wire) : parameter.grad().clone());
+      for (const auto& parameter : net->parameters())
+        own.push_back(wire ? parameter.grad().to(*wire) : parameter.grad().clone());
       gradients.push_back(std::move(own));
     }
     auto parameters = net->parameters();
@@ -114,10 +136,12 @@ inline bool same_everywhere(const Sequential& net) {
 }
 
 /// Runs `steps` steps on `net` with `optimizer` and on the reference, and compares.
-inline void check_steps(Sequential& net, DistributedOptimizer& optimizer, Reference& reference, int steps = 3, double tolerance = 0) {
+inline void check_steps(Sequential& net, DistributedOptimizer& optimizer, Reference& reference,
+                        int steps = 3, double tolerance = 0) {
   for (int step = 0; step < steps; ++step) {
     optimizer.zero_grad();
-    for (int pass = 0; pass < reference.passes; ++pass) small_loss(net, rank(), step * reference.passes + pass).backward();
+    for (int pass = 0; pass < reference.passes; ++pass)
+      small_loss(net, rank(), step * reference.passes + pass).backward();
     optimizer.step();
     reference.step(step);
     CHECK(same_parameters(net, reference.net, tolerance));

@@ -1,6 +1,7 @@
 #pragma once
-/// This is the GPU that this rank measures on, as far as hvd_bench needs it. In a build without CUDA (gpu_none.cc) there is none. It fails
-/// with WrongOptions where there is no GPU, and with std::runtime_error and CUDA's words.
+/// This is the GPU that this rank measures on, as far as hvd_bench needs it. In a build without
+/// CUDA (gpu_none.cc) there is none. It fails with WrongOptions where there is no GPU, and with
+/// std::runtime_error and CUDA's words.
 
 #include <hvd/types.h>
 

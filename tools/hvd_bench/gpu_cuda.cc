@@ -11,13 +11,15 @@ namespace bench::gpu {
 
 namespace {
 void check(cudaError_t error, const char* call) {
-  if (error != cudaSuccess) throw std::runtime_error(fmt::format("{}: {}", call, cudaGetErrorString(error)));
+  if (error != cudaSuccess)
+    throw std::runtime_error(fmt::format("{}: {}", call, cudaGetErrorString(error)));
 }
 }  // namespace
 
 hvd::Device device() {
   int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) throw WrongOptions("--device cuda: there is no GPU here");
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)
+    throw WrongOptions("--device cuda: there is no GPU here");
   const int index = hvd::local_rank() % count;
   check(cudaSetDevice(index), "cudaSetDevice");
   return {hvd::DeviceKind::Cuda, index};
@@ -31,7 +33,8 @@ std::shared_ptr<void> allocate(std::size_t bytes) {
 
 void copy(void* to, const void* from, std::size_t bytes) {
   check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
-  check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // within a device the former returns early
+  // within a device the former returns early
+  check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
 }
 
 }  // namespace bench::gpu

@@ -1,4 +1,5 @@
-// This is hvd_bench: mpirun -np 4 hvd_bench [options]; --help lists them. Exit codes: 0 done, 1 failed or a wrong result, 2 wrong options.
+// This is hvd_bench: mpirun -np 4 hvd_bench [options]; --help lists them. Exit codes: 0 done, 1
+// failed or a wrong result, 2 wrong options.
 #include <fmt/format.h>
 #include <hvd/hvd.h>
 #include <sys/resource.h>
@@ -29,7 +30,8 @@ constexpr std::uint64_t kSmallBytes = 64 << 10;
 
 void require_backend(const Options& options) {
   if (options.backend == Backend::Shm && !ranks_share_memory())
-    throw WrongOptions(fmt::format("--backend shm: the ranks share no memory here ({})", hvd::backend_description()));
+    throw WrongOptions(fmt::format("--backend shm: the ranks share no memory here ({})",
+                                   hvd::backend_description()));
 }
 
 /// Tries out what not every build has. All ranks find the same.
@@ -41,7 +43,8 @@ void require_wires(const Options& options) {
     try {
       hvd::allreduce(buffer, buffer, {.name = "hvd_bench.wire", .compression = wire});
     } catch (const hvd::InvalidArgument& refused) {
-      throw WrongOptions(fmt::format("--wire {}: not in this build ({})", name_of(wire), refused.what()));
+      throw WrongOptions(
+          fmt::format("--wire {}: not in this build ({})", name_of(wire), refused.what()));
     }
   }
 }
@@ -55,8 +58,10 @@ std::vector<Row> measure(const Options& options, const std::vector<std::size_t>&
       for (const auto wire : options.wires)
         for (const bool persistent : {false, true})
           if (!persistent || options.persistent)
-            subjects.push_back(std::make_unique<Subject>(options, counts, in_arena, in_place, wire, persistent));
-  for (const auto& subject : subjects) runners.push_back({subject->memory(), [&subject] { subject->run(); }});
+            subjects.push_back(
+                std::make_unique<Subject>(options, counts, in_arena, in_place, wire, persistent));
+  for (const auto& subject : subjects)
+    runners.push_back({subject->memory(), [&subject] { subject->run(); }});
   std::optional<Rival> rival;
   if (has_rivals(options)) rival.emplace(options, counts);
   if (options.versus_mpi) runners.push_back({"MPI", [&] { rival->run_mpi(); }});
@@ -64,14 +69,16 @@ std::vector<Row> measure(const Options& options, const std::vector<std::size_t>&
   if (options.versus_memcpy) runners.push_back({"memcpy", [&] { rival->run_memcpy(); }});
   std::optional<Line> line;
   if (options.versus_line) {
-    line.emplace(options, std::accumulate(counts.begin(), counts.end(), std::size_t{0}) * hvd::element_bytes(options.dtype));
+    line.emplace(options, std::accumulate(counts.begin(), counts.end(), std::size_t{0}) *
+                              hvd::element_bytes(options.dtype));
     runners.push_back({"line", [&] { line->run(); }});
   }
 
   std::vector<std::size_t> wrong(subjects.size(), 0);
   std::vector<double> batches;
   const auto look = [&] {
-    for (std::size_t i = 0; options.check && i < subjects.size(); ++i) wrong[i] += subjects[i]->count_wrong();
+    for (std::size_t i = 0; options.check && i < subjects.size(); ++i)
+      wrong[i] += subjects[i]->count_wrong();
   };
   look();
   for (const auto& subject : subjects) {
@@ -110,9 +117,12 @@ std::vector<Row> measure(const Options& options, const std::vector<std::size_t>&
 std::vector<std::vector<std::size_t>> workloads(const Options& options) {
   if (!options.model.empty()) return {gradients_of(options.model)};
   std::vector<std::vector<std::size_t>> list;
-  const std::size_t ranks = static_cast<std::size_t>(is_shared_out(options.collective) ? hvd::size() : 1);
-  for (std::uint64_t bytes = options.min_bytes; bytes <= options.max_bytes; bytes *= options.factor) {
-    const std::size_t count = std::max<std::size_t>(1, bytes / hvd::element_bytes(options.dtype) / ranks) * ranks;
+  const std::size_t ranks =
+      static_cast<std::size_t>(is_shared_out(options.collective) ? hvd::size() : 1);
+  for (std::uint64_t bytes = options.min_bytes; bytes <= options.max_bytes;
+       bytes *= options.factor) {
+    const std::size_t count =
+        std::max<std::size_t>(1, bytes / hvd::element_bytes(options.dtype) / ranks) * ranks;
     if (list.empty() || list.back().front() != count) list.push_back({count});
   }
   return list;
@@ -121,27 +131,34 @@ std::vector<std::vector<std::size_t>> workloads(const Options& options) {
 double processor_seconds() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& time) { return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6; };
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-/// Sleeps. Returns the processor time of each rank, all its threads, in percent of a core. Collective.
+/// Sleeps. Returns the processor time of each rank, all its threads, in percent of a core.
+/// Collective.
 std::vector<double> measure_idle(double seconds) {
   hvd::barrier();
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the others' way out of the barrier does not count
+  // the others' way out of the barrier does not count
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
   const auto start = std::chrono::steady_clock::now();
   const double before = processor_seconds();
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   const double used = processor_seconds() - before;
-  const double slept = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double slept =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   double percent = 100 * used / slept;
-  const auto all = hvd::allgather({&percent, hvd::DataType::Float64, {1}, {}}, {.name = "hvd_bench.idle"});
+  const auto all =
+      hvd::allgather({&percent, hvd::DataType::Float64, {1}, {}}, {.name = "hvd_bench.idle"});
   std::vector<double> result(static_cast<std::size_t>(hvd::size()));
   std::memcpy(result.data(), all.data.data(), all.data.size());
   return result;
 }
 
-/// Returns the exit code. A WrongOptions or std::runtime_error that leaves it was found by all ranks alike.
+/// Returns the exit code. A WrongOptions or std::runtime_error that leaves it was found by all
+/// ranks alike.
 int run(const Options& options) {
   require_backend(options);
   require_wires(options);
@@ -169,7 +186,8 @@ int complain(const std::string& words, int code) {
   return code;
 }
 
-/// All ranks have found the same mistake; rank 0 says so. The others give it time: the first to leave makes mpirun end the rest.
+/// All ranks have found the same mistake; rank 0 says so. The others give it time: the first to
+/// leave makes mpirun end the rest.
 int complain_once(int rank, const std::string& words, int code) {
   if (rank == 0) return complain(words, code);
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -194,7 +212,8 @@ int main(int argc, char** argv) {
   }
   try {
     std::optional<RawMpi> mpi;
-    if (line.options.versus_mpi || line.options.versus_packed || line.options.versus_line) mpi.emplace();
+    if (line.options.versus_mpi || line.options.versus_packed || line.options.versus_line)
+      mpi.emplace();
     hvd::Config config = hvd::Config::from_environment();
     if (line.options.backend == Backend::Mpi) config.shared_memory = hvd::SharedMemory::Off;
     hvd::init(config);

@@ -18,14 +18,19 @@ namespace {
 template <class T>
 using Choices = std::map<std::string, T>;
 
-const Choices<Collective> kCollectives{{"allreduce", Collective::Allreduce},         {"broadcast", Collective::Broadcast},
-                                       {"allgather", Collective::Allgather},         {"alltoall", Collective::Alltoall},
-                                       {"reducescatter", Collective::Reducescatter}, {"barrier", Collective::Barrier}};
-const Choices<Backend> kBackends{{"auto", Backend::Auto}, {"shm", Backend::Shm}, {"mpi", Backend::Mpi}};
-const Choices<hvd::Compression> kWires{
-    {"none", hvd::Compression::none()}, {"fp16", hvd::Compression::fp16()}, {"bf16", hvd::Compression::bf16()}};
-const Choices<hvd::ReduceOp> kOps{{"sum", hvd::ReduceOp::Sum}, {"average", hvd::ReduceOp::Average}, {"min", hvd::ReduceOp::Min},
-                                  {"max", hvd::ReduceOp::Max}, {"product", hvd::ReduceOp::Product}, {"adasum", hvd::ReduceOp::Adasum}};
+const Choices<Collective> kCollectives{
+    {"allreduce", Collective::Allreduce},         {"broadcast", Collective::Broadcast},
+    {"allgather", Collective::Allgather},         {"alltoall", Collective::Alltoall},
+    {"reducescatter", Collective::Reducescatter}, {"barrier", Collective::Barrier}};
+const Choices<Backend> kBackends{
+    {"auto", Backend::Auto}, {"shm", Backend::Shm}, {"mpi", Backend::Mpi}};
+const Choices<hvd::Compression> kWires{{"none", hvd::Compression::none()},
+                                       {"fp16", hvd::Compression::fp16()},
+                                       {"bf16", hvd::Compression::bf16()}};
+const Choices<hvd::ReduceOp> kOps{
+    {"sum", hvd::ReduceOp::Sum},         {"average", hvd::ReduceOp::Average},
+    {"min", hvd::ReduceOp::Min},         {"max", hvd::ReduceOp::Max},
+    {"product", hvd::ReduceOp::Product}, {"adasum", hvd::ReduceOp::Adasum}};
 
 Choices<hvd::DataType> dtypes() {
   Choices<hvd::DataType> choices;
@@ -41,7 +46,8 @@ T choose(const Choices<T>& choices, const std::string& option, const std::string
   if (const auto found = choices.find(said); found != choices.end()) return found->second;
   std::vector<std::string> names;
   for (const auto& choice : choices) names.push_back(choice.first);
-  throw WrongOptions(fmt::format("{} '{}': must be one of {}", option, said, fmt::join(names, ", ")));
+  throw WrongOptions(
+      fmt::format("{} '{}': must be one of {}", option, said, fmt::join(names, ", ")));
 }
 
 template <class T>
@@ -57,19 +63,24 @@ std::uint64_t bytes_of(const std::string& option, const std::string& said) {
   std::uint64_t bytes = 0;
   try {
     CLI::AsSizeValue(false)(text);
-    if (!text.empty() && text.find_first_not_of("0123456789") == std::string::npos) bytes = std::stoull(text);
+    if (!text.empty() && text.find_first_not_of("0123456789") == std::string::npos)
+      bytes = std::stoull(text);
   } catch (const std::exception&) {
     bytes = 0;
   }
   if (bytes == 0 || bytes > std::uint64_t{1} << 40)
-    throw WrongOptions(fmt::format("{} '{}': must be a number of bytes from 1 to 1T, such as 4, 64K, 64MiB", option, said));
+    throw WrongOptions(fmt::format(
+        "{} '{}': must be a number of bytes from 1 to 1T, such as 4, 64K, 64MiB", option, said));
   return bytes;
 }
 
-std::vector<bool> rows(const std::string& option, const std::vector<std::string>& said, const std::string& no, const std::string& yes) {
+std::vector<bool> rows(const std::string& option, const std::vector<std::string>& said,
+                       const std::string& no, const std::string& yes) {
   std::vector<bool> result;
   for (const auto& word : said) {
-    if (word != no && word != yes) throw WrongOptions(fmt::format("{} '{}': must be {}, {} or both with a comma", option, word, no, yes));
+    if (word != no && word != yes)
+      throw WrongOptions(
+          fmt::format("{} '{}': must be {}, {} or both with a comma", option, word, no, yes));
     result.push_back(word == yes);
   }
   return result;
@@ -84,17 +95,20 @@ void check_reduction(const Options& options) {
   const bool adds = op == hvd::ReduceOp::Sum || op == hvd::ReduceOp::Average;
   const bool is_bool = options.dtype == hvd::DataType::Bool;
   const auto refuse = [&](const char* allowed) {
-    throw WrongOptions(fmt::format("--op {}: {}s of {} take {} only", said_by(kOps, op), name_of(options.collective),
-                                   hvd::name_of(options.dtype), allowed));
+    throw WrongOptions(fmt::format("--op {}: {}s of {} take {} only", said_by(kOps, op),
+                                   name_of(options.collective), hvd::name_of(options.dtype),
+                                   allowed));
   };
   if (is_bool && !orders) refuse("min and max");
   if (hvd::is_complex(options.dtype) && !adds) refuse("sum and average");
-  if (op == hvd::ReduceOp::Adasum && hvd::is_integer(options.dtype)) refuse("sum, average, min, max and product");
+  if (op == hvd::ReduceOp::Adasum && hvd::is_integer(options.dtype))
+    refuse("sum, average, min, max and product");
 }
 
 void check(const Options& options) {
   if (options.max_bytes < options.min_bytes)
-    throw WrongOptions(fmt::format("--max-bytes {} is below --min-bytes {}", options.max_bytes, options.min_bytes));
+    throw WrongOptions(fmt::format("--max-bytes {} is below --min-bytes {}", options.max_bytes,
+                                   options.min_bytes));
   if (!options.model.empty() && options.collective != Collective::Allreduce)
     throw WrongOptions("--model goes with --collective allreduce only: gradients are reduced");
   if (reduces(options.collective)) check_reduction(options);
@@ -102,27 +116,38 @@ void check(const Options& options) {
   if (scatters && options.op != hvd::ReduceOp::Sum && options.op != hvd::ReduceOp::Average)
     throw WrongOptions("--op: reducescatter knows sum and average only");
   if (options.into && !is_shared_out(options.collective) && !options.sweep)
-    throw WrongOptions("--into goes with --collective allgather, alltoall and reducescatter only: the others always do");
-  if (options.persistent && (options.async || options.grouped || options.collective == Collective::Barrier))
+    throw WrongOptions(
+        "--into goes with --collective allgather, alltoall and reducescatter only: the others "
+        "always do");
+  if (options.persistent &&
+      (options.async || options.grouped || options.collective == Collective::Barrier))
     throw WrongOptions("--persistent goes without --async, --grouped and --collective barrier");
   if (options.persistent && is_shared_out(options.collective) && !options.into)
-    throw WrongOptions("--persistent: --collective allgather, alltoall and reducescatter need --into, as persistent operations do");
-  if (options.grouped && options.collective != Collective::Allreduce) throw WrongOptions("--grouped goes with --collective allreduce only");
+    throw WrongOptions(
+        "--persistent: --collective allgather, alltoall and reducescatter need --into, as "
+        "persistent operations do");
+  if (options.grouped && options.collective != Collective::Allreduce)
+    throw WrongOptions("--grouped goes with --collective allreduce only");
   for (const auto wire : options.wires) {
     if (wire == hvd::Compression::none()) continue;
-    if (options.collective != Collective::Allreduce || wire.wire_type(options.dtype) == options.dtype)
-      throw WrongOptions(fmt::format("--wire {}: goes with --collective allreduce of float32 or float64 only", name_of(wire)));
+    if (options.collective != Collective::Allreduce ||
+        wire.wire_type(options.dtype) == options.dtype)
+      throw WrongOptions(fmt::format(
+          "--wire {}: goes with --collective allreduce of float32 or float64 only", name_of(wire)));
   }
   if (options.on_gpu) {
     if (options.collective != Collective::Allreduce && options.collective != Collective::Broadcast)
       throw WrongOptions("--device cuda: goes with --collective allreduce and broadcast only");
-    if (options.wires != std::vector{hvd::Compression::none()}) throw WrongOptions("--device cuda: goes with --wire none only");
+    if (options.wires != std::vector{hvd::Compression::none()})
+      throw WrongOptions("--device cuda: goes with --wire none only");
     if (options.versus_mpi || options.versus_packed || options.versus_line)
       throw WrongOptions("--device cuda: goes with --versus memcpy only");
   }
-  if (options.versus_packed && options.model.empty()) throw WrongOptions("--versus packed goes with --model: one tensor needs no packing");
+  if (options.versus_packed && options.model.empty())
+    throw WrongOptions("--versus packed goes with --model: one tensor needs no packing");
   if ((options.versus_mpi || options.versus_packed) && !mpi_type(options.dtype))
-    throw WrongOptions(fmt::format("--versus mpi: MPI has no type for {}", hvd::name_of(options.dtype)));
+    throw WrongOptions(
+        fmt::format("--versus mpi: MPI has no type for {}", hvd::name_of(options.dtype)));
 }
 
 }  // namespace
@@ -138,56 +163,85 @@ namespace {
 
 /// What is said in words, before it is looked up.
 struct Words {
-  std::string collective = "allreduce", min_bytes = "4", max_bytes = "64M", op = "sum", dtype = "float32", backend = "auto", device = "cpu",
-              model;
+  std::string collective = "allreduce", min_bytes = "4", max_bytes = "64M", op = "sum",
+              dtype = "float32", backend = "auto", device = "cpu", model;
   std::vector<std::string> memory{"ordinary"}, place{"in"}, wire{"none"}, versus;
 };
 
 void add_options(CLI::App& app, Options& options, Words& words) {
-  app.add_option("--collective", words.collective, "allreduce, broadcast, allgather, alltoall, reducescatter or barrier");
+  app.add_option("--collective", words.collective,
+                 "allreduce, broadcast, allgather, alltoall, reducescatter or barrier");
   app.add_option("-b,--min-bytes", words.min_bytes, "Smallest size; suffixes K, M, G (default 4)");
   app.add_option("-e,--max-bytes", words.max_bytes, "Largest size (default 64M)");
-  app.add_option("-f,--factor", options.factor, "From one size to the next (default 4)")->check(CLI::Range(2, 1 << 30));
+  app.add_option("-f,--factor", options.factor, "From one size to the next (default 4)")
+      ->check(CLI::Range(2, 1 << 30));
   app.add_option("-o,--op", words.op, "sum, average, min, max, product or adasum (default sum)");
   app.add_option("-d,--dtype", words.dtype,
-                 "float32 (default), float64, float16, bfloat16, uint8, int8, int16, int32, int64, bool, complex64 or "
-                 "complex128");
-  app.add_option("--memory", words.memory, "ordinary, arena or both: whose memory the tensors are in")->delimiter(',');
-  app.add_option("--device", words.device, "cpu (default) or cuda: where the tensors are; an arena on a GPU is memory that hvd has lent");
-  app.add_option("--place", words.place, "in, out or both: whether the result overwrites the input (default in)")->delimiter(',');
-  app.add_option("--wire", words.wire, "none, fp16, bf16 or several: how fp32 and fp64 travel, copies included (default none)")
+                 "float32 (default), float64, float16, bfloat16, uint8, int8, int16, int32, int64, "
+                 "bool, complex64 or complex128");
+  app.add_option("--memory", words.memory,
+                 "ordinary, arena or both: whose memory the tensors are in")
       ->delimiter(',');
-  app.add_flag("--grouped", options.grouped, "Submit an allreduce as a group; all gradients of a model are one");
-  app.add_flag("--into", options.into, "Allgather, alltoall and reducescatter write into memory that exists, as MPI's do");
-  app.add_flag("--persistent", options.persistent, "Beside each row one that starts persistent operations (place: again)");
+  app.add_option("--device", words.device,
+                 "cpu (default) or cuda: where the tensors are; an arena on a GPU is memory that "
+                 "hvd has lent");
+  app.add_option("--place", words.place,
+                 "in, out or both: whether the result overwrites the input (default in)")
+      ->delimiter(',');
+  app.add_option(
+         "--wire", words.wire,
+         "none, fp16, bf16 or several: how fp32 and fp64 travel, copies included (default none)")
+      ->delimiter(',');
+  app.add_flag("--grouped", options.grouped,
+               "Submit an allreduce as a group; all gradients of a model are one");
+  app.add_flag("--into", options.into,
+               "Allgather, alltoall and reducescatter write into memory that exists, as MPI's do");
+  app.add_flag("--persistent", options.persistent,
+               "Beside each row one that starts persistent operations (place: again)");
   app.add_flag("--sweep", options.sweep,
-               "All collectives from --min-bytes to --max-bytes by --factor (16) against MPI: a table of ratios, and how many are won");
+               "All collectives from --min-bytes to --max-bytes by --factor (16) against MPI: a "
+               "table of ratios, and how many are won");
   app.add_option("--burst", options.burst,
-                 "So many allreduces of --min-bytes (200) and --max-bytes (16K) at once and then waited for, in one order and in another "
-                 "on each rank, beside a group, one after the other, and with --versus mpi MPI_Iallreduce of each and MPI_Waitall")
+                 "So many allreduces of --min-bytes (200) and --max-bytes (16K) at once and then "
+                 "waited for, in one order and in another on each rank, beside a group, one after "
+                 "the other, and with --versus mpi MPI_Iallreduce of each and MPI_Waitall")
       ->check(CLI::Range(1, 10'000));
   app.add_flag("--async", options.async, "Submit with the _async form and wait on the handle");
-  app.add_option("-n,--iterations", options.rounds, "Measured rounds (default 11)")->check(CLI::Range(1, 1'000'000));
-  app.add_option("-w,--warmup", options.warmup, "Rounds before them that do not count (default 2)")->check(CLI::Range(0, 1'000'000));
-  app.add_option("--repeats", options.repeats, "Operations in a row in one round (default 200 below 64 KiB, otherwise 1)")
+  app.add_option("-n,--iterations", options.rounds, "Measured rounds (default 11)")
       ->check(CLI::Range(1, 1'000'000));
-  app.add_flag("-c,--check", options.check, "Compare every result with one computed locally; wrong ones are counted and fail the run");
+  app.add_option("-w,--warmup", options.warmup, "Rounds before them that do not count (default 2)")
+      ->check(CLI::Range(0, 1'000'000));
+  app.add_option("--repeats", options.repeats,
+                 "Operations in a row in one round (default 200 below 64 KiB, otherwise 1)")
+      ->check(CLI::Range(1, 1'000'000));
+  app.add_flag(
+      "-c,--check", options.check,
+      "Compare every result with one computed locally; wrong ones are counted and fail the run");
   app.add_option("--json", options.json, "Write the results to this file too");
-  app.add_option("--model", words.model, fmt::format("Gradients of {} as a burst in backward order, instead of sizes", names_of_models()));
-  app.add_option("--backend", words.backend, "auto; shm: fail where ranks of a host share no memory; mpi: shared memory off");
-  app.add_option(
-         "--versus", words.versus,
-         "mpi, memcpy, line (plain messages of as many bytes as have to leave each host), packed (with --model: one MPI_Allreduce of all "
-         "gradients and the copies) or several: measure them in the same rounds")
+  app.add_option("--model", words.model,
+                 fmt::format("Gradients of {} as a burst in backward order, instead of sizes",
+                             names_of_models()));
+  app.add_option("--backend", words.backend,
+                 "auto; shm: fail where ranks of a host share no memory; mpi: shared memory off");
+  app.add_option("--versus", words.versus,
+                 "mpi, memcpy, line (plain messages of as many bytes as have to leave each host), "
+                 "packed (with --model: one MPI_Allreduce of all gradients and the copies) or "
+                 "several: measure them in the same rounds")
       ->delimiter(',');
   app.add_flag("--routes", options.routes,
-               "Only print which way each collective takes at each size, and why (docs/routes.md); --op, --dtype and --memory count");
+               "Only print which way each collective takes at each size, and why (docs/routes.md); "
+               "--op, --dtype and --memory count");
   app.add_option("--ranks", options.ranks,
-                 "With --routes: of so many ranks, which are not started (default: those that are, or one per core)")
+                 "With --routes: of so many ranks, which are not started (default: those that are, "
+                 "or one per core)")
       ->check(CLI::Range(1, 65536));
-  app.add_option("--hosts", options.hosts, "With --routes: on so many hosts (default 1)")->check(CLI::Range(1, 65536));
-  app.add_option("--cores", options.cores, "With --routes: of so many cores each (default: this one's)")->check(CLI::Range(1, 65536));
-  app.add_option("--idle", options.idle_seconds, "Only initialize, sleep so many seconds, and print the processor time that took")
+  app.add_option("--hosts", options.hosts, "With --routes: on so many hosts (default 1)")
+      ->check(CLI::Range(1, 65536));
+  app.add_option("--cores", options.cores,
+                 "With --routes: of so many cores each (default: this one's)")
+      ->check(CLI::Range(1, 65536));
+  app.add_option("--idle", options.idle_seconds,
+                 "Only initialize, sleep so many seconds, and print the processor time that took")
       ->check(CLI::Range(0.1, 1e6));
 }
 
@@ -222,7 +276,8 @@ void look_up(const Words& words, Options& options) {
 
 CommandLine parse_command_line(int argc, char** argv) {
   CLI::App app(
-      "Microbenchmark of hvd in the columns of nccl-tests. All subjects (rows of one size, --versus) are measured in turn, round by round, "
+      "Microbenchmark of hvd in the columns of nccl-tests. All subjects (rows of one size, "
+      "--versus) are measured in turn, round by round, "
       "in one run; a time is the median over the rounds, of the slowest rank.",
       "hvd_bench");
   app.get_formatter()->column_width(34);
@@ -240,29 +295,42 @@ CommandLine parse_command_line(int argc, char** argv) {
   }
   look_up(words, options);
   if (!options.routes && app.count("--ranks") + app.count("--hosts") + app.count("--cores") > 0)
-    throw WrongOptions("--ranks, --hosts and --cores go with --routes only: ranks are started by mpirun or hvdrun");
+    throw WrongOptions(
+        "--ranks, --hosts and --cores go with --routes only: ranks are started by mpirun or "
+        "hvdrun");
   if (options.ranks == 0)
-    options.ranks = hvd::launcher_hints().size.value_or(static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
+    options.ranks = hvd::launcher_hints().size.value_or(
+        static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
   if (options.routes && options.hosts > options.ranks)
-    throw WrongOptions(fmt::format("--hosts {}: more than --ranks {}", options.hosts, options.ranks));
+    throw WrongOptions(
+        fmt::format("--hosts {}: more than --ranks {}", options.hosts, options.ranks));
   if (options.sweep) {
     if (app.count("--factor") == 0) options.factor = 16;
     options.versus_mpi = true;
-    if (app.count("--collective") + app.count("--model") + app.count("--device") + app.count("--versus") > 0)
+    if (app.count("--collective") + app.count("--model") + app.count("--device") +
+            app.count("--versus") >
+        0)
       throw WrongOptions(
-          "--sweep measures all collectives of host tensors against MPI; it goes without --collective, --model, --device and --versus");
+          "--sweep measures all collectives of host tensors against MPI; it goes without "
+          "--collective, --model, --device and --versus");
   }
   if (options.burst > 0) {
     if (app.count("--min-bytes") == 0) options.min_bytes = 200;
-    if (app.count("--max-bytes") == 0) options.max_bytes = std::max<std::uint64_t>(options.min_bytes, 16 << 10);
-    if (app.count("--factor") == 0) options.factor = std::max<std::uint64_t>(2, options.max_bytes / options.min_bytes + 1);
+    if (app.count("--max-bytes") == 0)
+      options.max_bytes = std::max<std::uint64_t>(options.min_bytes, 16 << 10);
+    if (app.count("--factor") == 0)
+      options.factor = std::max<std::uint64_t>(2, options.max_bytes / options.min_bytes + 1);
     if (options.on_gpu || options.sweep || app.count("--collective") + app.count("--model") > 0)
-      throw WrongOptions("--burst measures allreduces of host tensors; it goes without --collective, --model, --device and --sweep");
-    if (options.versus_packed || options.versus_memcpy || options.versus_line) throw WrongOptions("--burst goes with --versus mpi only");
+      throw WrongOptions(
+          "--burst measures allreduces of host tensors; it goes without --collective, --model, "
+          "--device and --sweep");
+    if (options.versus_packed || options.versus_memcpy || options.versus_line)
+      throw WrongOptions("--burst goes with --versus mpi only");
   }
   // What these have no choice in.
   if (options.collective == Collective::Broadcast) options.in_place = {true};
-  if (is_shared_out(options.collective) || options.collective == Collective::Barrier) options.in_place = {false};
+  if (is_shared_out(options.collective) || options.collective == Collective::Barrier)
+    options.in_place = {false};
   if (options.collective == Collective::Barrier) options.max_bytes = options.min_bytes;
   check(options);
   return line;

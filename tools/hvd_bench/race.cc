@@ -12,10 +12,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kUncounted = 10;  // of so many operations in a row one more comes first, and does not count
+// of so many operations in a row one more comes first, and does not count
+constexpr int kUncounted = 10;
 
 double quantile(std::vector<double> values, double share) {
-  const auto place = static_cast<std::ptrdiff_t>(share * static_cast<double>(values.size() - 1) + 0.5);
+  const auto place =
+      static_cast<std::ptrdiff_t>(share * static_cast<double>(values.size() - 1) + 0.5);
   std::nth_element(values.begin(), values.begin() + place, values.end());
   return values[static_cast<std::size_t>(place)];
 }
@@ -26,7 +28,8 @@ struct Samples {
 };
 
 void measure(const Runner& runner, int repeats, Samples& samples) {
-  for (int i = 0; i < repeats / kUncounted; ++i) runner.run();  // what the subject before it has left in caches is not its affair
+  // what the subject before it has left in caches is not its affair
+  for (int i = 0; i < repeats / kUncounted; ++i) runner.run();
   hvd::barrier();
   auto last = Clock::now();
   const auto start = last;
@@ -36,7 +39,8 @@ void measure(const Runner& runner, int repeats, Samples& samples) {
     samples.operations.push_back(std::chrono::duration<double, std::micro>(now - last).count());
     last = now;
   }
-  samples.rounds.push_back(std::chrono::duration<double, std::micro>(last - start).count() / repeats);
+  samples.rounds.push_back(std::chrono::duration<double, std::micro>(last - start).count() /
+                           repeats);
 }
 
 template <class T>
@@ -48,10 +52,13 @@ T reduce(T value, hvd::DataType dtype, hvd::ReduceOp op, const char* name) {
 
 }  // namespace
 
-double largest(double value) { return reduce(value, hvd::DataType::Float64, hvd::ReduceOp::Max, "hvd_bench.largest"); }
+double largest(double value) {
+  return reduce(value, hvd::DataType::Float64, hvd::ReduceOp::Max, "hvd_bench.largest");
+}
 
 std::size_t total(std::size_t value) {
-  return static_cast<std::size_t>(reduce(static_cast<std::int64_t>(value), hvd::DataType::Int64, hvd::ReduceOp::Sum, "hvd_bench.total"));
+  return static_cast<std::size_t>(reduce(static_cast<std::int64_t>(value), hvd::DataType::Int64,
+                                         hvd::ReduceOp::Sum, "hvd_bench.total"));
 }
 
 std::vector<Timing> race(const std::vector<Runner>& runners, const Pace& pace) {
@@ -63,7 +70,8 @@ std::vector<Timing> race(const std::vector<Runner>& runners, const Pace& pace) {
   std::vector<Timing> timings;
   for (const auto& sample : samples) {
     const auto latency = [&](double share) { return largest(quantile(sample.operations, share)); };
-    timings.push_back({largest(quantile(sample.rounds, 0.5)), latency(0.5), latency(0.9), latency(0.99), latency(1)});
+    timings.push_back({largest(quantile(sample.rounds, 0.5)), latency(0.5), latency(0.9),
+                       latency(0.99), latency(1)});
   }
   return timings;
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// race() measures several ways of doing the same work in turn, round by round, so that what else the machine does meets all of them alike.
-/// Collective: every rank calls it with the same list.
+/// race() measures several ways of doing the same work in turn, round by round, so that what else
+/// the machine does meets all of them alike. Collective: every rank calls it with the same list.
 
 #include <functional>
 #include <string>

@@ -14,7 +14,8 @@ namespace bench {
 
 namespace {
 
-constexpr const char* kColumns = "{}{:>11} {:>12} {:>10} {:>7} {:>8} {:>5} {:>10} {:>7} {:>7} {:>6} {:>9} {:>9} {:>9} {:>9}";
+constexpr const char* kColumns =
+    "{}{:>11} {:>12} {:>10} {:>7} {:>8} {:>5} {:>10} {:>7} {:>7} {:>6} {:>9} {:>9} {:>9} {:>9}";
 
 double bus_factor(Collective collective, int ranks) {
   const double n = ranks;
@@ -30,17 +31,27 @@ double bus_factor(Collective collective, int ranks) {
   }
 }
 
-double gigabytes_per_second(std::size_t bytes, double microseconds) { return static_cast<double>(bytes) / microseconds / 1e3; }
+double gigabytes_per_second(std::size_t bytes, double microseconds) {
+  return static_cast<double>(bytes) / microseconds / 1e3;
+}
 
 /// Whether the table says how the values travel.
-bool compresses(const Options& options) { return options.wires != std::vector{hvd::Compression::none()}; }
+bool compresses(const Options& options) {
+  return options.wires != std::vector{hvd::Compression::none()};
+}
 
 nlohmann::ordered_json to_json(const Timing& time) {
-  return {{"time_us", time.median}, {"p50_us", time.p50}, {"p90_us", time.p90}, {"p99_us", time.p99}, {"max_us", time.max}};
+  return {{"time_us", time.median},
+          {"p50_us", time.p50},
+          {"p90_us", time.p90},
+          {"p99_us", time.p99},
+          {"max_us", time.max}};
 }
 
 /// A copy of a few bytes takes hundredths of a microsecond, a large reduction many thousands.
-std::string microseconds(double value) { return fmt::format("{:.{}f}", value, value < 1 ? 3 : value < 10 ? 2 : 1); }
+std::string microseconds(double value) {
+  return fmt::format("{:.{}f}", value, value < 1 ? 3 : value < 10 ? 2 : 1);
+}
 
 }  // namespace
 
@@ -51,7 +62,9 @@ void say(const std::string& line) {
 }
 
 std::string text_of_bytes(std::size_t bytes) {
-  for (const auto& [unit, name] : {std::pair{std::size_t{1} << 30, "GiB"}, {std::size_t{1} << 20, "MiB"}, {std::size_t{1} << 10, "KiB"}})
+  for (const auto& [unit, name] : {std::pair{std::size_t{1} << 30, "GiB"},
+                                   {std::size_t{1} << 20, "MiB"},
+                                   {std::size_t{1} << 10, "KiB"}})
     if (bytes >= unit && bytes % unit == 0) return fmt::format("{} {}", bytes / unit, name);
   return fmt::format("{} B", bytes);
 }
@@ -71,11 +84,13 @@ void JsonFile::write(const nlohmann::ordered_json& json) {
 
 void JsonFile::agree() const {
   const int error = static_cast<int>(largest(file_ ? 0 : errno != 0 ? errno : EIO));
-  if (error != 0) throw std::runtime_error(fmt::format("--json {}: {}", path_, std::strerror(error)));
+  if (error != 0)
+    throw std::runtime_error(fmt::format("--json {}: {}", path_, std::strerror(error)));
 }
 
 Report::Report(const Options& options) : options_(options), file_(options.json) {
-  const std::string op = reduces(options_.collective) ? std::string(hvd::name_of(options_.op)) : "none";
+  const std::string op =
+      reduces(options_.collective) ? std::string(hvd::name_of(options_.op)) : "none";
   json_ = {{"program", "hvd_bench"},
            {"ranks", hvd::size()},
            {"cores", std::thread::hardware_concurrency()},
@@ -92,12 +107,15 @@ Report::Report(const Options& options) : options_(options), file_(options.json) 
            {"rows", nlohmann::ordered_json::array()}};
   say(fmt::format("# hvd_bench: {}, {}", name_of(options_.collective), hvd::backend_description()));
   if (options_.idle_seconds > 0) return;
-  say(fmt::format("# {} rounds, all subjects in turn; time: median over the rounds, slowest rank; p50 to max: of single operations{}",
-                  options_.rounds, has_rivals(options_) ? "; x: how many times as long as hvd" : ""));
-  std::string names = fmt::format(kColumns, "#", "size", "count", "type", "redop", "memory", "place", "time", "algbw", "busbw", "#wrong",
-                                  "p50", "p90", "p99", "max");
-  std::string units =
-      fmt::format(kColumns, "#", "(B)", "(elements)", "", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)", "(us)", "(us)");
+  say(fmt::format(
+      "# {} rounds, all subjects in turn; time: median over the rounds, slowest rank; p50 to max: "
+      "of single operations{}",
+      options_.rounds, has_rivals(options_) ? "; x: how many times as long as hvd" : ""));
+  std::string names =
+      fmt::format(kColumns, "#", "size", "count", "type", "redop", "memory", "place", "time",
+                  "algbw", "busbw", "#wrong", "p50", "p90", "p99", "max");
+  std::string units = fmt::format(kColumns, "#", "(B)", "(elements)", "", "", "", "", "(us)",
+                                  "(GB/s)", "(GB/s)", "", "(us)", "(us)", "(us)", "(us)");
   if (compresses(options_)) {
     names += fmt::format(" {:>4}", "wire");
     units += fmt::format(" {:>4}", "");
@@ -118,21 +136,25 @@ Report::Report(const Options& options) : options_(options), file_(options.json) 
 void Report::add(const Row& row) {
   const double algbw = gigabytes_per_second(row.bytes, row.time.median);
   const double busbw = algbw * bus_factor(options_.collective, hvd::size());
-  const std::string op = reduces(options_.collective) ? std::string(hvd::name_of(options_.op)) : "none";
+  const std::string op =
+      reduces(options_.collective) ? std::string(hvd::name_of(options_.op)) : "none";
   const auto fixed = [](double value, int places) { return fmt::format("{:.{}f}", value, places); };
-  std::string line =
-      fmt::format(kColumns, " ", row.bytes, row.elements, hvd::name_of(options_.dtype), op, row.memory, row.place,
-                  microseconds(row.time.median), fixed(algbw, 2), fixed(busbw, 2), row.wrong ? std::to_string(*row.wrong) : "N/A",
-                  microseconds(row.time.p50), microseconds(row.time.p90), microseconds(row.time.p99), microseconds(row.time.max));
+  std::string line = fmt::format(
+      kColumns, " ", row.bytes, row.elements, hvd::name_of(options_.dtype), op, row.memory,
+      row.place, microseconds(row.time.median), fixed(algbw, 2), fixed(busbw, 2),
+      row.wrong ? std::to_string(*row.wrong) : "N/A", microseconds(row.time.p50),
+      microseconds(row.time.p90), microseconds(row.time.p99), microseconds(row.time.max));
   if (compresses(options_)) line += fmt::format(" {:>4}", row.wire);
-  nlohmann::ordered_json record = {{"bytes", row.bytes},   {"elements", row.elements},      {"tensors", row.tensors},
-                                   {"memory", row.memory}, {"in_place", row.place == "in"}, {"persistent", row.place == "again"},
-                                   {"wire", row.wire}};
+  nlohmann::ordered_json record = {
+      {"bytes", row.bytes},   {"elements", row.elements},      {"tensors", row.tensors},
+      {"memory", row.memory}, {"in_place", row.place == "in"}, {"persistent", row.place == "again"},
+      {"wire", row.wire}};
   record.update(to_json(row.time));
   record.update({{"algbw_gbps", algbw}, {"busbw_gbps", busbw}, {"wrong", json_of(row.wrong)}});
   const auto versus = [&](const std::optional<Timing>& other, const char* name) {
     if (!other) return;
-    line += fmt::format(" {:>10} {:>6.2f}", microseconds(other->median), other->median / row.time.median);
+    line += fmt::format(" {:>10} {:>6.2f}", microseconds(other->median),
+                        other->median / row.time.median);
     record[name] = to_json(*other);
     record[name]["ratio"] = other->median / row.time.median;
   };
@@ -153,15 +175,20 @@ void Report::add(const Row& row) {
 
 void Report::add_idle(double seconds, const std::vector<double>& percent) {
   std::string line = fmt::format("idle for {:.1f} s, processor time in % of a core:", seconds);
-  for (std::size_t rank = 0; rank < percent.size(); ++rank) line += fmt::format(" rank {} {:.3f}", rank, percent[rank]);
+  for (std::size_t rank = 0; rank < percent.size(); ++rank)
+    line += fmt::format(" rank {} {:.3f}", rank, percent[rank]);
   say(line);
-  json_["idle"] = {{"seconds", seconds}, {"percent_of_a_core", percent}, {"largest", *std::max_element(percent.begin(), percent.end())}};
+  json_["idle"] = {{"seconds", seconds},
+                   {"percent_of_a_core", percent},
+                   {"largest", *std::max_element(percent.begin(), percent.end())}};
 }
 
 void Report::end() {
   if (rows_ > 0) {
-    if (options_.check) say(fmt::format("# Out of bounds values : {} {}", wrong_, wrong_ == 0 ? "OK" : "FAILED"));
-    say(fmt::format("# Avg bus bandwidth    : {:.3f}", bus_bandwidths_ / static_cast<double>(rows_)));
+    if (options_.check)
+      say(fmt::format("# Out of bounds values : {} {}", wrong_, wrong_ == 0 ? "OK" : "FAILED"));
+    say(fmt::format("# Avg bus bandwidth    : {:.3f}",
+                    bus_bandwidths_ / static_cast<double>(rows_)));
   }
   file_.write(json_);
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// What hvd_bench prints and writes: lines, the JSON file, and the Report of what was measured as a table in the columns of nccl-tests. All
-/// ranks make them; rank 0 alone prints and writes.
+/// What hvd_bench prints and writes: lines, the JSON file, and the Report of what was measured as a
+/// table in the columns of nccl-tests. All ranks make them; rank 0 alone prints and writes.
 
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -18,9 +18,12 @@ void say(const std::string& line);
 /// "64 KiB", "1 MiB", "1000 B"
 std::string text_of_bytes(std::size_t bytes);
 /// Returns a number of wrong elements as JSON has it: null where nothing was checked.
-inline nlohmann::ordered_json json_of(const std::optional<std::size_t>& wrong) { return wrong ? nlohmann::ordered_json(*wrong) : nullptr; }
+inline nlohmann::ordered_json json_of(const std::optional<std::size_t>& wrong) {
+  return wrong ? nlohmann::ordered_json(*wrong) : nullptr;
+}
 
-/// The file that --json names; empty: none. Where it cannot be opened or written both throw std::runtime_error, on all ranks. Collective.
+/// The file that --json names; empty: none. Where it cannot be opened or written both throw
+/// std::runtime_error, on all ranks. Collective.
 class JsonFile {
  public:
   /// Opens it, so that a run whose file cannot be written ends before it has begun.
@@ -34,8 +37,9 @@ class JsonFile {
   std::ofstream file_;
 };
 
-/// One line of the table. algbw = bytes / time; busbw = algbw x 2(n-1)/n for an allreduce, (n-1)/n for an allgather, 1 for a broadcast:
-/// what each rank's link would have to carry, whatever the number of ranks.
+/// One line of the table. algbw = bytes / time; busbw = algbw x 2(n-1)/n for an allreduce, (n-1)/n
+/// for an allgather, 1 for a broadcast: what each rank's link would have to carry, whatever the
+/// number of ranks.
 struct Row {
   std::size_t bytes = 0;
   std::size_t elements = 0;

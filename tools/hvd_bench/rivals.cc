@@ -26,9 +26,10 @@ MPI_Op mpi_op(hvd::DataType dtype, hvd::ReduceOp op) {
   }
 }
 
-/// One operation of `count` elements of this rank's input (of all ranks' output for an allgather). An average and an Adasum are timed as a
-/// sum.
-void run_raw(Collective collective, const void* input, void* output, std::size_t count, hvd::DataType dtype, hvd::ReduceOp op) {
+/// One operation of `count` elements of this rank's input (of all ranks' output for an allgather).
+/// An average and an Adasum are timed as a sum.
+void run_raw(Collective collective, const void* input, void* output, std::size_t count,
+             hvd::DataType dtype, hvd::ReduceOp op) {
   const MPI_Datatype type = mpi_type(dtype).value();
   const int share = is_shared_out(collective) ? static_cast<int>(count) / hvd::size() : 0;
   if (collective == Collective::Allgather) {
@@ -48,17 +49,21 @@ void run_raw(Collective collective, const void* input, void* output, std::size_t
     if (collective == Collective::Broadcast) {
       MPI_Bcast(to, part, type, 0, MPI_COMM_WORLD);
     } else {
-      const void* const from = input == output ? MPI_IN_PLACE : static_cast<const std::byte*>(input) + begin * element;
+      const void* const from =
+          input == output ? MPI_IN_PLACE : static_cast<const std::byte*>(input) + begin * element;
       MPI_Allreduce(from, to, part, type, mpi_op(dtype, op), MPI_COMM_WORLD);
     }
   }
 }
 
-// All are posted at once. One long message instead took 1.4 times as long, both ways at once, over Open MPI's TCP.
+// All are posted at once. One long message instead took 1.4 times as long, both ways at once, over
+// Open MPI's TCP.
 constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
 
-/// Bytes that an operation has to bring from each of `hosts` hosts to each other one, where each has `ranks` ranks.
-std::size_t bytes_between_hosts(Collective collective, std::size_t bytes, std::size_t hosts, std::size_t ranks) {
+/// Bytes that an operation has to bring from each of `hosts` hosts to each other one, where each
+/// has `ranks` ranks.
+std::size_t bytes_between_hosts(Collective collective, std::size_t bytes, std::size_t hosts,
+                                std::size_t ranks) {
   switch (collective) {
     case Collective::Allreduce:
       return 2 * bytes / hosts;
@@ -112,13 +117,14 @@ RawMpi::~RawMpi() {
   if (done_) MPI_Finalize();
 }
 
-void run_raw_burst(const std::vector<hvd::Buffer>& inputs, const std::vector<hvd::Buffer>& outputs, hvd::ReduceOp op) {
+void run_raw_burst(const std::vector<hvd::Buffer>& inputs, const std::vector<hvd::Buffer>& outputs,
+                   hvd::ReduceOp op) {
   std::vector<MPI_Request> requests(inputs.size(), MPI_REQUEST_NULL);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const hvd::Buffer& input = inputs[i];
     const MPI_Datatype type = mpi_type(input.dtype).value();
-    MPI_Iallreduce(input.data, outputs[i].data, static_cast<int>(input.shape.front()), type, mpi_op(input.dtype, op), MPI_COMM_WORLD,
-                   &requests[i]);
+    MPI_Iallreduce(input.data, outputs[i].data, static_cast<int>(input.shape.front()), type,
+                   mpi_op(input.dtype, op), MPI_COMM_WORLD, &requests[i]);
   }
   MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
 }
@@ -128,12 +134,14 @@ Rival::Rival(const Options& options, const std::vector<std::size_t>& counts)
       input_(counts, options.dtype, {.on_gpu = options.on_gpu}),
       output_(counts, options.dtype, {.on_gpu = options.on_gpu}) {
   if (options.versus_packed)
-    packed_.emplace(std::vector{std::accumulate(counts.begin(), counts.end(), std::size_t{0})}, options.dtype, Place{});
+    packed_.emplace(std::vector{std::accumulate(counts.begin(), counts.end(), std::size_t{0})},
+                    options.dtype, Place{});
 }
 
 void Rival::run_mpi() const {
   for (std::size_t i = 0; i < input_.size(); ++i)
-    run_raw(options_.collective, input_[i].data(), output_[i].data(), input_.count(i), options_.dtype, options_.op);
+    run_raw(options_.collective, input_[i].data(), output_[i].data(), input_.count(i),
+            options_.dtype, options_.op);
 }
 
 void Rival::run_packed() const {
@@ -141,7 +149,8 @@ void Rival::run_packed() const {
   std::size_t place = 0;
   for (std::size_t i = 0; i < input_.size(); place += input_[i++].size())
     std::memcpy(block.data() + place, input_[i].data(), input_[i].size());
-  run_raw(Collective::Allreduce, block.data(), block.data(), packed_->count(0), options_.dtype, options_.op);
+  run_raw(Collective::Allreduce, block.data(), block.data(), packed_->count(0), options_.dtype,
+          options_.op);
   place = 0;
   for (std::size_t i = 0; i < output_.size(); place += output_[i++].size())
     std::memcpy(output_[i].data(), block.data() + place, output_[i].size());
@@ -157,9 +166,12 @@ void Rival::run_memcpy() const {
 
 Line::Line(const Options& options, std::size_t bytes) {
   const int hosts = hvd::cross_size(), ranks = hvd::local_size();
-  const bool are_alike = hosts > 1 && hosts * ranks == hvd::size() && hvd::rank() == hvd::cross_rank() * ranks + hvd::local_rank();
-  if (largest(are_alike ? 0 : 1) > 0) throw WrongOptions("--versus line: needs several hosts, with the same number of ranks on each");
-  bytes_ = bytes_between_hosts(options.collective, bytes, static_cast<std::size_t>(hosts), static_cast<std::size_t>(ranks)) /
+  const bool are_alike = hosts > 1 && hosts * ranks == hvd::size() &&
+                         hvd::rank() == hvd::cross_rank() * ranks + hvd::local_rank();
+  if (largest(are_alike ? 0 : 1) > 0)
+    throw WrongOptions("--versus line: needs several hosts, with the same number of ranks on each");
+  bytes_ = bytes_between_hosts(options.collective, bytes, static_cast<std::size_t>(hosts),
+                               static_cast<std::size_t>(ranks)) /
            static_cast<std::size_t>(ranks);
   const auto rank_on = [&](int host) { return host % hosts * ranks + hvd::local_rank(); };
   const int here = hvd::cross_rank();
@@ -181,9 +193,11 @@ void Line::run() {
   for (std::size_t begin = 0; begin < bytes_; begin += kPieceBytes) {
     const int length = static_cast<int>(std::min(kPieceBytes, bytes_ - begin));
     for (std::size_t i = 0; i < from_.size(); ++i)
-      MPI_Irecv(received_.data() + i * bytes_ + begin, length, MPI_BYTE, from_[i], 0, MPI_COMM_WORLD, &requests_.emplace_back());
+      MPI_Irecv(received_.data() + i * bytes_ + begin, length, MPI_BYTE, from_[i], 0,
+                MPI_COMM_WORLD, &requests_.emplace_back());
     for (std::size_t i = 0; i < to_.size(); ++i)
-      MPI_Isend(sent_.data() + i * bytes_ + begin, length, MPI_BYTE, to_[i], 0, MPI_COMM_WORLD, &requests_.emplace_back());
+      MPI_Isend(sent_.data() + i * bytes_ + begin, length, MPI_BYTE, to_[i], 0, MPI_COMM_WORLD,
+                &requests_.emplace_back());
   }
   MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// What --versus measures beside hvd: the same work by plain calls of MPI, by copies, and by plain messages between hosts. Errors of MPI
-/// end the job. One thread.
+/// What --versus measures beside hvd: the same work by plain calls of MPI, by copies, and by plain
+/// messages between hosts. Errors of MPI end the job. One thread.
 
 #include <mpi.h>
 
@@ -29,7 +29,8 @@ class RawMpi {
 };
 
 /// MPI_Iallreduce of each, then MPI_Waitall.
-void run_raw_burst(const std::vector<hvd::Buffer>& inputs, const std::vector<hvd::Buffer>& outputs, hvd::ReduceOp op);
+void run_raw_burst(const std::vector<hvd::Buffer>& inputs, const std::vector<hvd::Buffer>& outputs,
+                   hvd::ReduceOp op);
 
 /// --versus: plain calls on ordinary memory of the same size.
 class Rival {
@@ -45,12 +46,14 @@ class Rival {
   std::optional<Tensors> packed_;
 };
 
-/// --versus line: plain messages between hosts, of as many bytes as an operation has to take out of each host, both ways at once. Nothing
-/// is computed, and nothing is copied within a host. Each rank and the rank at its place on every other host send each other their part in
-/// messages of 256 KiB; for a broadcast the ranks of the root's host send to those of the next host only.
+/// --versus line: plain messages between hosts, of as many bytes as an operation has to take out of
+/// each host, both ways at once. Nothing is computed, and nothing is copied within a host. Each
+/// rank and the rank at its place on every other host send each other their part in messages of 256
+/// KiB; for a broadcast the ranks of the root's host send to those of the next host only.
 class Line {
  public:
-  /// `bytes`: of an operation's row. Throws WrongOptions unless there are several hosts, all with the same number of ranks. Collective.
+  /// `bytes`: of an operation's row. Throws WrongOptions unless there are several hosts, all with
+  /// the same number of ranks. Collective.
   Line(const Options& options, std::size_t bytes);
   void run();
 

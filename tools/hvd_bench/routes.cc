@@ -30,11 +30,14 @@ RouteQuestion question_of(const Options& options) {
   question.dtype = options.dtype;
   question.ranks = static_cast<std::size_t>(options.ranks);
   question.hosts = static_cast<std::size_t>(options.hosts);
-  question.memory = options.in_arena.back() ? RouteQuestion::Memory::Shared : RouteQuestion::Memory::Ordinary;
+  question.memory =
+      options.in_arena.back() ? RouteQuestion::Memory::Shared : RouteQuestion::Memory::Ordinary;
   question.machine.reads_others = copies != hvd::DirectCopies::Off;
-  question.machine.is_slow = copies == hvd::DirectCopies::Relayed || (copies == hvd::DirectCopies::Auto && hvd::is_slow_to_read());
+  question.machine.is_slow = copies == hvd::DirectCopies::Relayed ||
+                             (copies == hvd::DirectCopies::Auto && hvd::is_slow_to_read());
   const std::size_t ranks_of_host = (question.ranks + question.hosts - 1) / question.hosts;
-  const auto cores = options.cores > 0 ? static_cast<unsigned>(options.cores) : std::thread::hardware_concurrency();
+  const auto cores = options.cores > 0 ? static_cast<unsigned>(options.cores)
+                                       : std::thread::hardware_concurrency();
   question.machine.has_core = ranks_of_host <= cores;
   return question;
 }
@@ -52,7 +55,8 @@ Pair routes_of(RouteQuestion question, std::size_t bytes) {
   return {repeated, hvd::choose(question)};
 }
 
-/// Returns the largest size up to `end` that goes as `begin` does, if there is one change between them at most.
+/// Returns the largest size up to `end` that goes as `begin` does, if there is one change between
+/// them at most.
 std::size_t last_alike(const RouteQuestion& question, std::size_t begin, std::size_t end) {
   const Pair pair = routes_of(question, begin);
   while (begin < end) {
@@ -74,7 +78,8 @@ std::string rows_of(RouteQuestion question, std::set<Route>& taken) {
     const Pair pair = routes_of(question, from);
     to = from;
     // Step by step, as sizes between two powers of two may differ from both.
-    for (std::size_t next = to + std::max<std::size_t>(1, to / 8); to < kMostBytes; next = to + std::max<std::size_t>(1, to / 8)) {
+    for (std::size_t next = to + std::max<std::size_t>(1, to / 8); to < kMostBytes;
+         next = to + std::max<std::size_t>(1, to / 8)) {
       next = std::min(next, kMostBytes);
       const std::size_t alike = last_alike(question, to, next);
       to = alike;
@@ -83,8 +88,8 @@ std::string rows_of(RouteQuestion question, std::set<Route>& taken) {
     taken.insert({pair.repeated.route, pair.otherwise.route});
     const bool is_last = to == kMostBytes;
     const std::string sizes = is_last ? (from == 0 ? "any" : "more") : "to " + text_of_bytes(to);
-    text += fmt::format("| {} | {} | {} | {} |\n", from == 0 ? hvd::name_of(question.kind) : "", sizes, hvd::name_of(pair.repeated),
-                        hvd::name_of(pair.otherwise));
+    text += fmt::format("| {} | {} | {} | {} |\n", from == 0 ? hvd::name_of(question.kind) : "",
+                        sizes, hvd::name_of(pair.repeated), hvd::name_of(pair.otherwise));
     from = to + 1;
   }
   return text;
@@ -93,7 +98,8 @@ std::string rows_of(RouteQuestion question, std::set<Route>& taken) {
 std::string limits_text() {
   std::string text = "| limit | of | why | measured |\n|---:|---|---|---|\n";
   for (const auto& row : hvd::kLimits) {
-    const std::string value = row.what.starts_with("bytes") ? text_of_bytes(row.value) : fmt::format("{}", row.value);
+    const std::string value =
+        row.what.starts_with("bytes") ? text_of_bytes(row.value) : fmt::format("{}", row.value);
     text += fmt::format("| {} | {} | {} | {} |\n", value, row.what, row.why, row.measured);
   }
   return text;
@@ -104,18 +110,21 @@ std::string limits_text() {
 std::string routes_text(const Options& options) {
   RouteQuestion question = question_of(options);
   const auto& machine = question.machine;
-  std::string text = fmt::format("{} ranks on {}, {}; ranks of a host {}; {} of {} in {} memory.\n\n", question.ranks,
-                                 question.hosts == 1 ? "one host" : fmt::format("{} hosts", question.hosts),
-                                 machine.has_core ? "each with a core of its own" : "which share cores",
-                                 !machine.reads_others ? "cannot read each other's memory"
-                                 : machine.is_slow     ? "are slow to read each other's memory"
-                                                       : "read each other's memory",
-                                 name_of(options.op), hvd::name_of(options.dtype),
-                                 question.memory == RouteQuestion::Memory::Shared ? "shared" : "ordinary");
-  text += "| collective | bytes of a rank's input | repeated, and waited for | otherwise |\n|---|---:|---|---|\n";
+  std::string text = fmt::format(
+      "{} ranks on {}, {}; ranks of a host {}; {} of {} in {} memory.\n\n", question.ranks,
+      question.hosts == 1 ? "one host" : fmt::format("{} hosts", question.hosts),
+      machine.has_core ? "each with a core of its own" : "which share cores",
+      !machine.reads_others ? "cannot read each other's memory"
+      : machine.is_slow     ? "are slow to read each other's memory"
+                            : "read each other's memory",
+      name_of(options.op), hvd::name_of(options.dtype),
+      question.memory == RouteQuestion::Memory::Shared ? "shared" : "ordinary");
+  text +=
+      "| collective | bytes of a rank's input | repeated, and waited for | otherwise "
+      "|\n|---|---:|---|---|\n";
   std::set<Route> taken;
-  for (const auto kind :
-       {OpKind::Allreduce, OpKind::Broadcast, OpKind::Allgather, OpKind::Alltoall, OpKind::Reducescatter, OpKind::Barrier}) {
+  for (const auto kind : {OpKind::Allreduce, OpKind::Broadcast, OpKind::Allgather, OpKind::Alltoall,
+                          OpKind::Reducescatter, OpKind::Barrier}) {
     question.kind = kind;
     text += rows_of(question, taken);
   }

@@ -20,7 +20,8 @@ namespace bench {
 
 namespace {
 
-constexpr Collective kSweptCollectives[] = {Collective::Allreduce, Collective::Broadcast, Collective::Allgather, Collective::Alltoall,
+constexpr Collective kSweptCollectives[] = {Collective::Allreduce, Collective::Broadcast,
+                                            Collective::Allgather, Collective::Alltoall,
                                             Collective::Reducescatter};
 constexpr std::size_t kGroup = 4;  // tensors of a grouped allreduce
 
@@ -28,7 +29,9 @@ constexpr double kWon = 1.0;
 constexpr double kLevel = 0.95;
 constexpr const char* kSweepColumns = "{:<14} {:>10} {:<8} {:>11} {:>11} {:>7}  {}";
 
-const char* word_for(double ratio) { return ratio >= kWon ? "won" : ratio >= kLevel ? "level" : "lost"; }
+const char* word_for(double ratio) {
+  return ratio >= kWon ? "won" : ratio >= kLevel ? "level" : "lost";
+}
 
 /// One way of one cell. Times are medians over the rounds, of the slowest rank, in microseconds.
 struct SweepRow {
@@ -40,7 +43,8 @@ struct SweepRow {
   [[nodiscard]] double ratio() const { return mpi / time; }
 };
 
-/// A row for each way of each cell, and at the end how many cells of each way are won, level or lost.
+/// A row for each way of each cell, and at the end how many cells of each way are won, level or
+/// lost.
 class SweepReport {
  public:
   explicit SweepReport(const Options& options) : file_(options.json) {
@@ -53,18 +57,25 @@ class SweepReport {
              {"op", hvd::name_of(options.op)},
              {"rounds", options.rounds},
              {"rows", nlohmann::ordered_json::array()}};
-    say(fmt::format("# hvd_bench --sweep: {}, {} {}, {}", hvd::backend_description(), hvd::name_of(options.dtype), hvd::name_of(options.op),
+    say(fmt::format("# hvd_bench --sweep: {}, {} {}, {}", hvd::backend_description(),
+                    hvd::name_of(options.dtype), hvd::name_of(options.op),
                     fmt::format("{} rounds, all in turn", options.rounds)));
-    say("# main: ordinary memory, results into memory that exists, as MPI's; plain: results are new; arena: memory of the ranks' own;");
-    say(fmt::format("# grouped: the size in 4 tensors; ratio: MPI's time / hvd's; won: {:.2f} and more, level: {:.2f} and more", kWon,
-                    kLevel));
-    say(fmt::format(kSweepColumns, "# collective", "size", "way", "hvd (us)", "MPI (us)", "ratio", ""));
+    say("# main: ordinary memory, results into memory that exists, as MPI's; plain: results are "
+        "new; arena: memory of the ranks' own;");
+    say(
+        fmt::format("# grouped: the size in 4 tensors; ratio: MPI's time / hvd's; won: {:.2f} and "
+                    "more, level: {:.2f} and more",
+                    kWon, kLevel));
+    say(fmt::format(kSweepColumns, "# collective", "size", "way", "hvd (us)", "MPI (us)", "ratio",
+                    ""));
   }
 
   void add(const SweepRow& row) {
-    const std::string wrong = row.wrong.value_or(0) == 0 ? "" : fmt::format(", {} elements WRONG", *row.wrong);
-    say(fmt::format(kSweepColumns, row.collective, text_of_bytes(row.bytes), row.way, fmt::format("{:.2f}", row.time),
-                    fmt::format("{:.2f}", row.mpi), fmt::format("{:.2f}", row.ratio()), word_for(row.ratio()) + wrong));
+    const std::string wrong =
+        row.wrong.value_or(0) == 0 ? "" : fmt::format(", {} elements WRONG", *row.wrong);
+    say(fmt::format(kSweepColumns, row.collective, text_of_bytes(row.bytes), row.way,
+                    fmt::format("{:.2f}", row.time), fmt::format("{:.2f}", row.mpi),
+                    fmt::format("{:.2f}", row.ratio()), word_for(row.ratio()) + wrong));
     json_["rows"].push_back({{"collective", row.collective},
                              {"bytes", row.bytes},
                              {"way", row.way},
@@ -81,9 +92,11 @@ class SweepReport {
   void end() {
     for (const auto& way : ways_) {
       const Count& count = counts_[way];
-      say(fmt::format("# {:<8} {} cells: {} won, {} level, {} lost; least ratio {:.2f}", way, count.won + count.level + count.lost,
-                      count.won, count.level, count.lost, count.least));
-      json_["counts"][way] = {{"won", count.won}, {"level", count.level}, {"lost", count.lost}, {"least", count.least}};
+      say(fmt::format("# {:<8} {} cells: {} won, {} level, {} lost; least ratio {:.2f}", way,
+                      count.won + count.level + count.lost, count.won, count.level, count.lost,
+                      count.least));
+      json_["counts"][way] = {
+          {"won", count.won}, {"level", count.level}, {"lost", count.lost}, {"least", count.least}};
     }
     file_.write(json_);
   }
@@ -119,7 +132,8 @@ struct Way {
 /// All ways of one collective at one size.
 class Cell {
  public:
-  Cell(const Options& options, Collective collective, std::uint64_t bytes) : common_(options), collective_(collective), bytes_(bytes) {
+  Cell(const Options& options, Collective collective, std::uint64_t bytes)
+      : common_(options), collective_(collective), bytes_(bytes) {
     common_.collective = collective;
     common_.sweep = false;
     const std::size_t parts = is_shared_out(collective) ? static_cast<std::size_t>(hvd::size()) : 1;
@@ -131,10 +145,12 @@ class Cell {
     if (main.into) add("plain", common_, counts_);
     if (ranks_share_memory()) add("arena", main, counts_, true);
     if (collective != Collective::Allreduce) return;
-    for (const auto wire : {hvd::Compression::fp16(), hvd::Compression::bf16()}) add(bench::name_of(wire), main, counts_, false, wire);
+    for (const auto wire : {hvd::Compression::fp16(), hvd::Compression::bf16()})
+      add(bench::name_of(wire), main, counts_, false, wire);
     Options group = main;
     group.grouped = true;
-    const std::vector<std::size_t> members(kGroup, std::max<std::size_t>(1, counts_.front() / kGroup));
+    const std::vector<std::size_t> members(kGroup,
+                                           std::max<std::size_t>(1, counts_.front() / kGroup));
     add_rival(members);
     add("grouped", group, members);
   }
@@ -154,7 +170,12 @@ class Cell {
     std::vector<SweepRow> rows;
     for (std::size_t i = 0; i < ways_.size(); ++i) {
       const Way& way = *ways_[i];
-      SweepRow row{bench::name_of(collective_), bytes_, way.name, timings[i].median, timings[ways_.size() + way.rival].median, {}};
+      SweepRow row{bench::name_of(collective_),
+                   bytes_,
+                   way.name,
+                   timings[i].median,
+                   timings[ways_.size() + way.rival].median,
+                   {}};
       if (common_.check) row.wrong = total(way.wrong);
       rows.push_back(row);
     }
@@ -162,9 +183,11 @@ class Cell {
   }
 
  private:
-  void add_rival(const std::vector<std::size_t>& counts) { rivals_.push_back(std::make_unique<Rival>(common_, counts)); }
-  void add(const std::string& name, const Options& options, const std::vector<std::size_t>& counts, bool in_arena = false,
-           hvd::Compression wire = {}) {
+  void add_rival(const std::vector<std::size_t>& counts) {
+    rivals_.push_back(std::make_unique<Rival>(common_, counts));
+  }
+  void add(const std::string& name, const Options& options, const std::vector<std::size_t>& counts,
+           bool in_arena = false, hvd::Compression wire = {}) {
     auto way = std::make_unique<Way>(Way{name, options, nullptr, rivals_.size() - 1, 0});
     const bool in_place = collective_ == Collective::Broadcast;
     way->subject = std::make_unique<Subject>(way->options, counts, in_arena, in_place, wire);
@@ -189,7 +212,8 @@ std::size_t run_sweep(const Options& options) {
   SweepReport report(options);
   std::size_t wrong = 0;
   for (const Collective collective : kSweptCollectives)
-    for (std::uint64_t bytes = options.min_bytes; bytes <= options.max_bytes; bytes *= options.factor)
+    for (std::uint64_t bytes = options.min_bytes; bytes <= options.max_bytes;
+         bytes *= options.factor)
       for (const auto& row : Cell(options, collective, bytes).measure()) {
         report.add(row);
         wrong += row.wrong.value_or(0);

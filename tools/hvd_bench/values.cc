@@ -15,7 +15,8 @@ namespace bench {
 
 namespace {
 
-/// Inputs repeat after so many elements: a prime, so that no chunk boundary of the library falls in step with it.
+/// Inputs repeat after so many elements: a prime, so that no chunk boundary of the library falls in
+/// step with it.
 constexpr std::size_t kPeriod = 1009;
 
 using hvd::kernels::scalar::BFloat;
@@ -87,8 +88,8 @@ auto with_type(hvd::DataType dtype, const Work& work) {
   }
 }
 
-std::size_t count_wrong(const Question& question, std::span<const std::byte> got, double relative, double absolute,
-                        const std::function<double(std::size_t)>& expected) {
+std::size_t count_wrong(const Question& question, std::span<const std::byte> got, double relative,
+                        double absolute, const std::function<double(std::size_t)>& expected) {
   return with_type(question.dtype, [&](auto format) {
     using T = typename decltype(format)::Stored;
     std::vector<double> tile(kPeriod);
@@ -101,7 +102,9 @@ std::size_t count_wrong(const Question& question, std::span<const std::byte> got
         T value;
         std::memcpy(&value, got.data() + i * sizeof(T), sizeof(T));
         const double want = tile[i - begin];
-        wrong += !(std::abs(static_cast<double>(format.load(value)) - want) <= relative * want + absolute);  // written so that NaN is wrong
+        // written so that NaN is wrong
+        wrong += !(std::abs(static_cast<double>(format.load(value)) - want) <=
+                   relative * want + absolute);
       }
     }
     return wrong;
@@ -119,20 +122,23 @@ double rounding(hvd::DataType dtype) {
 using Combination = std::vector<double>;
 
 /// The scalar products of all ranks' inputs, of `count` elements; exact, as the inputs are small.
-std::vector<std::vector<double>> scalar_products(const Question& question, std::size_t tensor, std::size_t count) {
+std::vector<std::vector<double>> scalar_products(const Question& question, std::size_t tensor,
+                                                 std::size_t count) {
   const auto ranks = static_cast<std::size_t>(question.ranks);
   std::vector<std::vector<double>> products(ranks, std::vector<double>(ranks));
   for (std::size_t place = 0; place < std::min(kPeriod, count); ++place) {
     const auto times = static_cast<double>((count - place - 1) / kPeriod + 1);
     for (std::size_t a = 0; a < ranks; ++a)
       for (std::size_t b = 0; b < ranks; ++b)
-        products[a][b] += times * input(question, static_cast<int>(a), tensor, place) * input(question, static_cast<int>(b), tensor, place);
+        products[a][b] += times * input(question, static_cast<int>(a), tensor, place) *
+                          input(question, static_cast<int>(b), tensor, place);
   }
   return products;
 }
 
 /// What two vectors have in common counts once (Maleki et al., MLSys 2021).
-Combination adasum_of_two(const std::vector<std::vector<double>>& products, const Combination& a, const Combination& b) {
+Combination adasum_of_two(const std::vector<std::vector<double>>& products, const Combination& a,
+                          const Combination& b) {
   const auto product = [&](const Combination& x, const Combination& y) {
     double sum = 0;
     for (std::size_t i = 0; i < x.size(); ++i)
@@ -151,18 +157,22 @@ Combination adasum_of_two(const std::vector<std::vector<double>>& products, cons
 }
 
 /// Neighbours in pairs, the results again in pairs; the last of an odd number waits.
-Combination adasum_of_all(const std::vector<std::vector<double>>& products, std::vector<Combination> vectors) {
+Combination adasum_of_all(const std::vector<std::vector<double>>& products,
+                          std::vector<Combination> vectors) {
   while (vectors.size() > 1) {
     std::vector<Combination> next;
-    for (std::size_t i = 0; i + 1 < vectors.size(); i += 2) next.push_back(adasum_of_two(products, vectors[i], vectors[i + 1]));
+    for (std::size_t i = 0; i + 1 < vectors.size(); i += 2)
+      next.push_back(adasum_of_two(products, vectors[i], vectors[i + 1]));
     if (vectors.size() % 2 == 1) next.push_back(vectors.back());
     vectors = std::move(next);
   }
   return vectors.front();
 }
 
-std::size_t count_wrong_adasum(const Question& question, std::size_t tensor, std::span<const std::byte> got) {
-  const auto products = scalar_products(question, tensor, got.size() / hvd::element_bytes(question.dtype));
+std::size_t count_wrong_adasum(const Question& question, std::size_t tensor,
+                               std::span<const std::byte> got) {
+  const auto products =
+      scalar_products(question, tensor, got.size() / hvd::element_bytes(question.dtype));
   const auto ranks = static_cast<std::size_t>(question.ranks);
   std::map<int, std::vector<Combination>> hosts;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
@@ -172,12 +182,15 @@ std::size_t count_wrong_adasum(const Question& question, std::size_t tensor, std
   std::vector<Combination> results;
   for (const auto& [host, vectors] : hosts) results.push_back(adasum_of_all(products, vectors));
   const Combination factors = adasum_of_all(products, results);
-  // Between hosts intermediate results are rounded to the type; the scalar products are added up in another order.
-  const double allowed = 2 * question.ranks * std::max(rounding(question.dtype), rounding(question.wire)) + 1e-11;
+  // Between hosts intermediate results are rounded to the type; the scalar products are added up in
+  // another order.
+  const double allowed =
+      2 * question.ranks * std::max(rounding(question.dtype), rounding(question.wire)) + 1e-11;
   constexpr double kLargestInput = 10;
   return count_wrong(question, got, allowed, allowed * kLargestInput, [&](std::size_t place) {
     double sum = 0;
-    for (std::size_t rank = 0; rank < ranks; ++rank) sum += factors[rank] * input(question, static_cast<int>(rank), tensor, place);
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      sum += factors[rank] * input(question, static_cast<int>(rank), tensor, place);
     return sum;
   });
 }
@@ -190,22 +203,29 @@ void fill(const Question& question, int rank, std::size_t tensor, std::span<std:
     using T = typename Format::Stored;
     std::vector<T> tile(kPeriod);
     for (std::size_t place = 0; place < kPeriod; ++place)
-      tile[place] = Format::store(static_cast<typename Format::Value>(input(question, rank, tensor, place)));
+      tile[place] =
+          Format::store(static_cast<typename Format::Value>(input(question, rank, tensor, place)));
     for (std::size_t begin = 0; begin < to.size(); begin += kPeriod * sizeof(T))
       std::memcpy(to.data() + begin, tile.data(), std::min(kPeriod * sizeof(T), to.size() - begin));
   });
 }
 
-std::size_t count_wrong_reduced(const Question& question, std::size_t tensor, std::span<const std::byte> got, std::size_t first) {
+std::size_t count_wrong_reduced(const Question& question, std::size_t tensor,
+                                std::span<const std::byte> got, std::size_t first) {
   if (question.op == hvd::ReduceOp::Adasum) return count_wrong_adasum(question, tensor, got);
-  const double allowed = question.op == hvd::ReduceOp::Average ? std::max(rounding(question.dtype), rounding(question.wire)) : 0;
-  return count_wrong(question, got, allowed, 0,
-                     [&](std::size_t place) { return reduced(question, tensor, first * parts(question.dtype) + place); });
+  const double allowed = question.op == hvd::ReduceOp::Average
+                             ? std::max(rounding(question.dtype), rounding(question.wire))
+                             : 0;
+  return count_wrong(question, got, allowed, 0, [&](std::size_t place) {
+    return reduced(question, tensor, first * parts(question.dtype) + place);
+  });
 }
 
-std::size_t count_wrong_copied(const Question& question, int rank, std::size_t tensor, std::span<const std::byte> got, std::size_t first) {
-  return count_wrong(question, got, 0, 0,
-                     [&](std::size_t place) { return input(question, rank, tensor, first * parts(question.dtype) + place); });
+std::size_t count_wrong_copied(const Question& question, int rank, std::size_t tensor,
+                               std::span<const std::byte> got, std::size_t first) {
+  return count_wrong(question, got, 0, 0, [&](std::size_t place) {
+    return input(question, rank, tensor, first * parts(question.dtype) + place);
+  });
 }
 
 }  // namespace bench

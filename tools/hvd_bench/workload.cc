@@ -14,14 +14,16 @@ namespace {
 
 std::shared_ptr<void> ordinary_memory(std::size_t bytes) {
   const auto alignment = std::align_val_t{4096};
-  return {::operator new(bytes, alignment), [alignment](void* block) { ::operator delete(block, alignment); }};
+  return {::operator new(bytes, alignment),
+          [alignment](void* block) { ::operator delete(block, alignment); }};
 }
 
 /// This rank's part of what an allgather of `counts` brings.
 std::vector<std::size_t> share_of(const std::vector<std::size_t>& counts, Collective collective) {
   if (collective != Collective::Allgather) return counts;
   std::vector<std::size_t> shares;
-  for (const auto count : counts) shares.push_back(std::max<std::size_t>(1, count / static_cast<std::size_t>(hvd::size())));
+  for (const auto count : counts)
+    shares.push_back(std::max<std::size_t>(1, count / static_cast<std::size_t>(hvd::size())));
   return shares;
 }
 
@@ -34,7 +36,8 @@ std::vector<std::size_t> results_of(const std::vector<std::size_t>& counts, Coll
 /// The host of each rank; where they do not share memory, each is one of its own.
 std::vector<int> hosts() {
   std::int32_t mine = ranks_share_memory() ? hvd::cross_rank() : hvd::rank();
-  const auto all = hvd::allgather({&mine, hvd::DataType::Int32, {1}, {}}, {.name = "hvd_bench.hosts"});
+  const auto all =
+      hvd::allgather({&mine, hvd::DataType::Int32, {1}, {}}, {.name = "hvd_bench.hosts"});
   std::vector<int> list(static_cast<std::size_t>(hvd::size()));
   std::memcpy(list.data(), all.data.data(), all.data.size());
   return list;
@@ -42,28 +45,34 @@ std::vector<int> hosts() {
 
 }  // namespace
 
-bool ranks_share_memory() { return largest(hvd::local_size() == 1 || hvd::allocate_shared(64) != nullptr ? 0 : 1) == 0; }
+bool ranks_share_memory() {
+  return largest(hvd::local_size() == 1 || hvd::allocate_shared(64) != nullptr ? 0 : 1) == 0;
+}
 
-Tensors::Tensors(const std::vector<std::size_t>& counts, hvd::DataType dtype, const Place& place) : counts_(counts), dtype_(dtype) {
+Tensors::Tensors(const std::vector<std::size_t>& counts, hvd::DataType dtype, const Place& place)
+    : counts_(counts), dtype_(dtype) {
   for (const auto count : counts_) {
     starts_.push_back(bytes_);
     bytes_ += hvd::aligned_to_member(count * hvd::element_bytes(dtype_));
   }
   if (place.on_gpu) {
     device_ = gpu::device();
-    block_ = place.in_arena ? hvd::allocate_on_device(bytes_, device_, dtype_, place.use) : gpu::allocate(bytes_);
+    block_ = place.in_arena ? hvd::allocate_on_device(bytes_, device_, dtype_, place.use)
+                            : gpu::allocate(bytes_);
     mirror_ = ordinary_memory(bytes_);
   } else {
     block_ = mirror_ = place.in_arena ? hvd::allocate_shared(bytes_) : ordinary_memory(bytes_);
   }
   if (place.in_arena && largest(block_ ? 0 : 1) > 0)  // a GPU may be full on one rank only
-    throw WrongOptions(place.on_gpu ? "--memory arena: there is no memory of the GPU to work on in place"
-                                    : "--memory arena: the ranks share no memory here");
+    throw WrongOptions(place.on_gpu
+                           ? "--memory arena: there is no memory of the GPU to work on in place"
+                           : "--memory arena: the ranks share no memory here");
   zero();
 }
 
 std::span<std::byte> Tensors::operator[](std::size_t tensor) const {
-  return {static_cast<std::byte*>(mirror_.get()) + starts_[tensor], counts_[tensor] * hvd::element_bytes(dtype_)};
+  return {static_cast<std::byte*>(mirror_.get()) + starts_[tensor],
+          counts_[tensor] * hvd::element_bytes(dtype_)};
 }
 
 void Tensors::push() const {
@@ -74,7 +83,11 @@ void Tensors::pull() const {
 }
 
 hvd::Buffer Tensors::buffer(std::size_t tensor) const {
-  return {static_cast<std::byte*>(block_.get()) + starts_[tensor], dtype_, {static_cast<std::int64_t>(counts_[tensor])}, device_, true};
+  return {static_cast<std::byte*>(block_.get()) + starts_[tensor],
+          dtype_,
+          {static_cast<std::int64_t>(counts_[tensor])},
+          device_,
+          true};
 }
 
 void Tensors::zero() const {
@@ -82,8 +95,8 @@ void Tensors::zero() const {
   push();
 }
 
-Subject::Subject(const Options& options, const std::vector<std::size_t>& counts, bool in_arena, bool in_place, hvd::Compression wire,
-                 bool persistent)
+Subject::Subject(const Options& options, const std::vector<std::size_t>& counts, bool in_arena,
+                 bool in_place, hvd::Compression wire, bool persistent)
     : options_(options),
       in_arena_(in_arena),
       in_place_(in_place),
@@ -97,7 +110,8 @@ Subject::Subject(const Options& options, const std::vector<std::size_t>& counts,
     inputs_.push_back(input_.buffer(i));
     outputs_.push_back(output().buffer(i));
     // The names of one size and kind of memory stay the same, as a training loop's do.
-    const std::string name = fmt::format("{}.{}.{}.{}.{}.{}", name_of(options.collective), elements, memory(), place(), this->wire(), i);
+    const std::string name = fmt::format("{}.{}.{}.{}.{}.{}", name_of(options.collective), elements,
+                                         memory(), place(), this->wire(), i);
     reduce_options_.push_back({.name = name, .op = options.op, .compression = wire});
     broadcast_options_ = {.name = name};
     gather_options_ = {.name = name};
@@ -122,18 +136,22 @@ void Subject::make_persistent() {
     case Collective::Reducescatter:
       return again_.push_back(hvd::reducescatter_init(to, from, scatter_options_));
     default:
-      for (std::size_t i = 0; i < inputs_.size(); ++i) again_.push_back(hvd::allreduce_init(inputs_[i], outputs_[i], reduce_options_[i]));
+      for (std::size_t i = 0; i < inputs_.size(); ++i)
+        again_.push_back(hvd::allreduce_init(inputs_[i], outputs_[i], reduce_options_[i]));
   }
 }
 
 void Subject::run_allreduce() {
   if (options_.grouped) {
-    if (options_.async) return hvd::grouped_allreduce_async(inputs_, outputs_, reduce_options_[0]).wait();
+    if (options_.async)
+      return hvd::grouped_allreduce_async(inputs_, outputs_, reduce_options_[0]).wait();
     return hvd::grouped_allreduce(inputs_, outputs_, reduce_options_[0]);
   }
-  if (inputs_.size() == 1 && !options_.async) return hvd::allreduce(inputs_[0], outputs_[0], reduce_options_[0]);
+  if (inputs_.size() == 1 && !options_.async)
+    return hvd::allreduce(inputs_[0], outputs_[0], reduce_options_[0]);
   handles_.clear();
-  for (std::size_t i = 0; i < inputs_.size(); ++i) handles_.push_back(hvd::allreduce_async(inputs_[i], outputs_[i], reduce_options_[i]));
+  for (std::size_t i = 0; i < inputs_.size(); ++i)
+    handles_.push_back(hvd::allreduce_async(inputs_[i], outputs_[i], reduce_options_[i]));
   for (const auto& handle : handles_) handle.wait();
 }
 
@@ -141,7 +159,8 @@ void Subject::run_into() {
   const hvd::Buffer &from = inputs_[0], &to = outputs_[0];
   switch (options_.collective) {
     case Collective::Allgather:
-      return options_.async ? hvd::allgather_into_async(to, from, gather_options_).wait() : hvd::allgather_into(to, from, gather_options_);
+      return options_.async ? hvd::allgather_into_async(to, from, gather_options_).wait()
+                            : hvd::allgather_into(to, from, gather_options_);
     case Collective::Alltoall:
       if (options_.async) {
         hvd::alltoall_into_async(to, from, exchange_options_).wait();
@@ -169,24 +188,28 @@ void Subject::run() {
     case Collective::Allreduce:
       return run_allreduce();
     case Collective::Broadcast:
-      return options_.async ? hvd::broadcast_async(inputs_[0], broadcast_options_).wait() : hvd::broadcast(inputs_[0], broadcast_options_);
+      return options_.async ? hvd::broadcast_async(inputs_[0], broadcast_options_).wait()
+                            : hvd::broadcast(inputs_[0], broadcast_options_);
     case Collective::Allgather:
-      gathered_ = options_.async ? hvd::allgather_async(inputs_[0], gather_options_).wait() : hvd::allgather(inputs_[0], gather_options_);
+      gathered_ = options_.async ? hvd::allgather_async(inputs_[0], gather_options_).wait()
+                                 : hvd::allgather(inputs_[0], gather_options_);
       return;
     case Collective::Alltoall:
-      exchanged_ =
-          options_.async ? hvd::alltoall_async(inputs_[0], exchange_options_).wait() : hvd::alltoall(inputs_[0], exchange_options_);
+      exchanged_ = options_.async ? hvd::alltoall_async(inputs_[0], exchange_options_).wait()
+                                  : hvd::alltoall(inputs_[0], exchange_options_);
       return;
     case Collective::Reducescatter:
-      gathered_ =
-          options_.async ? hvd::reducescatter_async(inputs_[0], scatter_options_).wait() : hvd::reducescatter(inputs_[0], scatter_options_);
+      gathered_ = options_.async ? hvd::reducescatter_async(inputs_[0], scatter_options_).wait()
+                                 : hvd::reducescatter(inputs_[0], scatter_options_);
       return;
     case Collective::Barrier:
       return hvd::barrier();
   }
 }
 
-Question Subject::question() const { return {options_.dtype, options_.op, hvd::size(), wire_.wire_type(options_.dtype), hosts_}; }
+Question Subject::question() const {
+  return {options_.dtype, options_.op, hvd::size(), wire_.wire_type(options_.dtype), hosts_};
+}
 
 std::size_t Subject::count_wrong() {
   for (std::size_t i = 0; i < input_.size(); ++i) fill(question(), hvd::rank(), i, input_[i]);
@@ -199,9 +222,11 @@ std::size_t Subject::count_wrong() {
   if (options_.collective == Collective::Barrier) return 0;
   if (is_shared_out(options_.collective)) return count_wrong_shares();
   for (std::size_t i = 0; i < input_.size(); ++i) {
-    wrong += options_.collective == Collective::Broadcast ? count_wrong_copied(question(), 0, i, input_[i])
-                                                          : count_wrong_reduced(question(), i, output()[i]);
-    if (output_) wrong += count_wrong_copied(question(), hvd::rank(), i, input_[i]);  // out of place leaves the input alone
+    wrong += options_.collective == Collective::Broadcast
+                 ? count_wrong_copied(question(), 0, i, input_[i])
+                 : count_wrong_reduced(question(), i, output()[i]);
+    // out of place leaves the input alone
+    if (output_) wrong += count_wrong_copied(question(), hvd::rank(), i, input_[i]);
   }
   return wrong;
 }
@@ -214,17 +239,21 @@ std::size_t Subject::count_wrong_shares() const {
   const std::size_t element = hvd::element_bytes(options_.dtype);
   if (options_.collective == Collective::Reducescatter) {
     const std::size_t share = whole / ranks;
-    const std::span<const std::byte> got = output_ ? (*output_)[0] : std::span<const std::byte>(gathered_.data);
+    const std::span<const std::byte> got =
+        output_ ? (*output_)[0] : std::span<const std::byte>(gathered_.data);
     if (got.size() != share * element) return whole;
     return count_wrong_reduced(question(), 0, got, self * share);
   }
   const bool gathers = options_.collective == Collective::Allgather;
-  const std::span<const std::byte> got = output_ ? (*output_)[0] : gathers ? std::span<const std::byte>(gathered_.data) : exchanged_.data;
+  const std::span<const std::byte> got = output_   ? (*output_)[0]
+                                         : gathers ? std::span<const std::byte>(gathered_.data)
+                                                   : exchanged_.data;
   const std::size_t share = gathers ? whole : whole / ranks;
   if (got.size() != share * ranks * element) return whole * ranks;
   std::size_t wrong = 0;
   for (std::size_t rank = 0; rank < ranks; ++rank)
-    wrong += count_wrong_copied(question(), static_cast<int>(rank), 0, got.subspan(rank * share * element, share * element),
+    wrong += count_wrong_copied(question(), static_cast<int>(rank), 0,
+                                got.subspan(rank * share * element, share * element),
                                 gathers ? 0 : self * share);
   return wrong;
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// The tensors of one measurement, and the Subject that works on them by hvd. They own their memory. Collective: all ranks build the same
-/// workloads in the same order.
+/// The tensors of one measurement, and the Subject that works on them by hvd. They own their
+/// memory. Collective: all ranks build the same workloads in the same order.
 
 #include <hvd/hvd.h>
 
@@ -55,14 +55,17 @@ bool ranks_share_memory();
 /// One row of the table: the library's collective on tensors in one kind of memory.
 class Subject {
  public:
-  Subject(const Options& options, const std::vector<std::size_t>& counts, bool in_arena, bool in_place, hvd::Compression wire = {},
-          bool persistent = false);
+  Subject(const Options& options, const std::vector<std::size_t>& counts, bool in_arena,
+          bool in_place, hvd::Compression wire = {}, bool persistent = false);
   [[nodiscard]] bool in_arena() const { return in_arena_; }
   [[nodiscard]] bool in_place() const { return in_place_; }
   [[nodiscard]] std::string memory() const { return in_arena_ ? "arena" : "ordinary"; }
-  [[nodiscard]] std::string place() const { return persistent_ ? "again" : in_place_ ? "in" : writes_into() ? "into" : "out"; }
+  [[nodiscard]] std::string place() const {
+    return persistent_ ? "again" : in_place_ ? "in" : writes_into() ? "into" : "out";
+  }
   [[nodiscard]] std::string wire() const { return name_of(wire_); }
-  /// Once, all tensors: submitted as a burst and then waited for where there are several, or with --async.
+  /// Once, all tensors: submitted as a burst and then waited for where there are several, or with
+  /// --async.
   void run();
   /// Runs once on known values; the number of wrong elements on this rank.
   std::size_t count_wrong();
@@ -71,8 +74,12 @@ class Subject {
   void zero() const;
 
  private:
-  [[nodiscard]] Place whereabouts() const { return {in_arena_, options_.on_gpu, {.op = options_.op}}; }
-  [[nodiscard]] bool writes_into() const { return options_.into && is_shared_out(options_.collective); }
+  [[nodiscard]] Place whereabouts() const {
+    return {in_arena_, options_.on_gpu, {.op = options_.op}};
+  }
+  [[nodiscard]] bool writes_into() const {
+    return options_.into && is_shared_out(options_.collective);
+  }
   void run_into();
   void make_persistent();
   [[nodiscard]] const Tensors& output() const { return output_ ? *output_ : input_; }
@@ -93,8 +100,9 @@ class Subject {
   hvd::AlltoallBufferOptions exchange_options_;
   hvd::ReducescatterOptions scatter_options_;
   std::vector<hvd::Handle<void>> handles_;
-  std::vector<hvd::PersistentHandle<void>> again_;                                  ///< of persistent operations
-  std::optional<hvd::PersistentHandle<std::vector<std::int64_t>>> exchange_again_;  ///< or this, of an alltoall
+  std::vector<hvd::PersistentHandle<void>> again_;  ///< of persistent operations
+  std::optional<hvd::PersistentHandle<std::vector<std::int64_t>>>
+      exchange_again_;  ///< or this, of an alltoall
   hvd::Gathered gathered_;
   hvd::Exchanged exchanged_;
 };

@@ -29,7 +29,8 @@ std::vector<Host> read_hosts(const std::string& list) {
     const auto colon = one.find(':', is_bracketed ? one.find(']') : 0);
     const std::string name = is_bracketed ? one.substr(1, one.find(']') - 1) : one.substr(0, colon);
     if (name.empty()) throw WrongOptions(fmt::format("-H {}: a host has no name", list));
-    hosts.push_back({name, colon == std::string::npos ? 1 : slots_of(one.substr(colon + 1), "-H " + list)});
+    hosts.push_back(
+        {name, colon == std::string::npos ? 1 : slots_of(one.substr(colon + 1), "-H " + list)});
   }
   return hosts;
 }
@@ -43,7 +44,8 @@ std::vector<Host> read_hostfile(const std::string& path) {
     Host host;
     if (!(words >> host.name)) continue;
     for (std::string word; words >> word;) {
-      if (!word.starts_with("slots=")) throw WrongOptions(fmt::format("--hostfile {}: '{}' is not slots=NUMBER", path, word));
+      if (!word.starts_with("slots="))
+        throw WrongOptions(fmt::format("--hostfile {}: '{}' is not slots=NUMBER", path, word));
       host.slots = slots_of(word.substr(6), "--hostfile " + path);
     }
     hosts.push_back(host);
@@ -56,7 +58,8 @@ bool is_this_host(const std::string& name) {
   std::array<char, 256> own{};
   ::gethostname(own.data(), own.size() - 1);
   const std::string_view all(own.data());
-  return name == "localhost" || name == "127.0.0.1" || name == "::1" || name == all || name == all.substr(0, all.find('.'));
+  return name == "localhost" || name == "127.0.0.1" || name == "::1" || name == all ||
+         name == all.substr(0, all.find('.'));
 }
 
 }  // namespace hvdrun

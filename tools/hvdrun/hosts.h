@@ -1,5 +1,6 @@
 #pragma once
-/// Reads which hosts there are, and how many ranks each may have, from -H or from a file. Any thread. Throws WrongOptions.
+/// Reads which hosts there are, and how many ranks each may have, from -H or from a file. Any
+/// thread. Throws WrongOptions.
 
 #include <string>
 #include <vector>

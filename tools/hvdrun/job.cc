@@ -29,9 +29,11 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kTimeToNotice = 5s;  // in which the other ranks learn by themselves that one has failed
-constexpr auto kOneSignal = 1s;     // in which a signal that comes again is the same one, which a terminal and a wrapper both have sent
-constexpr auto kLastOutput = 1s;    // of what a rank has started and left behind
+// in which the other ranks learn by themselves that one has failed
+constexpr auto kTimeToNotice = 5s;
+// in which a signal that comes again is the same one, which a terminal and a wrapper both have sent
+constexpr auto kOneSignal = 1s;
+constexpr auto kLastOutput = 1s;  // of what a rank has started and left behind
 
 /// A folder of this user's alone, for the file by which the ranks meet.
 class MeetingPlace {
@@ -39,7 +41,8 @@ class MeetingPlace {
   MeetingPlace() {
     const char* const folder = std::getenv("TMPDIR");
     path_ = fmt::format("{}/hvdrun-XXXXXX", folder != nullptr && *folder != '\0' ? folder : "/tmp");
-    if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error(fmt::format("{}: {}", path_, std::strerror(errno)));
+    if (::mkdtemp(path_.data()) == nullptr)
+      throw std::runtime_error(fmt::format("{}: {}", path_, std::strerror(errno)));
   }
   ~MeetingPlace() {
     ::unlink((path_ + "/ranks").c_str());
@@ -54,8 +57,9 @@ class MeetingPlace {
   std::string path_;
 };
 
-/// The signals that hvdrun hears, as a descriptor to wait for: SIGINT, SIGTERM, SIGHUP and SIGTSTP, but not those that its caller wants
-/// ignored, as nohup does; and SIGCHLD, which only wakes. It blocks them in this process.
+/// The signals that hvdrun hears, as a descriptor to wait for: SIGINT, SIGTERM, SIGHUP and SIGTSTP,
+/// but not those that its caller wants ignored, as nohup does; and SIGCHLD, which only wakes. It
+/// blocks them in this process.
 class Signals {
  public:
   Signals() {
@@ -64,11 +68,13 @@ class Signals {
     ::sigaddset(&heard_, SIGCHLD);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP}) {
       struct sigaction now {};
-      if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) ::sigaddset(&heard_, signal);
+      if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN)
+        ::sigaddset(&heard_, signal);
     }
     ::sigprocmask(SIG_BLOCK, &heard_, nullptr);
     descriptor_ = ::signalfd(-1, &heard_, SFD_NONBLOCK | SFD_CLOEXEC);
-    if (descriptor_ < 0) throw std::runtime_error(fmt::format("signalfd: {}", std::strerror(errno)));
+    if (descriptor_ < 0)
+      throw std::runtime_error(fmt::format("signalfd: {}", std::strerror(errno)));
   }
   ~Signals() { ::close(descriptor_); }
   Signals(const Signals&) = delete;
@@ -90,8 +96,10 @@ class Signals {
 class Job {
  public:
   Job(const Plan& plan, const Options& options) : time_to_end_(options.time_to_end) {
-    const std::array<Outlet*, 2> outlets{&output_, error_.is_same_file(output_) ? &output_ : &error_};
-    for (int rank = 0; rank < plan.ranks; ++rank) ranks_.emplace_back(rank, plan, place_.address(), options, outlets);
+    const std::array<Outlet*, 2> outlets{&output_,
+                                         error_.is_same_file(output_) ? &output_ : &error_};
+    for (int rank = 0; rank < plan.ranks; ++rank)
+      ranks_.emplace_back(rank, plan, place_.address(), options, outlets);
   }
 
   int run() {
@@ -110,11 +118,15 @@ class Job {
 
  private:
   bool is_over() {
-    const bool all_ended = std::all_of(ranks_.begin(), ranks_.end(), [](Rank& rank) { return rank.has_ended(); });
-    const bool all_said = std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.has_said_all(); });
-    // What the ranks have said is not given up because somebody reads it slowly; only who sends a signal will not wait for that.
+    const bool all_ended =
+        std::all_of(ranks_.begin(), ranks_.end(), [](Rank& rank) { return rank.has_ended(); });
+    const bool all_said = std::all_of(ranks_.begin(), ranks_.end(),
+                                      [](const Rank& rank) { return rank.has_said_all(); });
+    // What the ranks have said is not given up because somebody reads it slowly; only who sends a
+    // signal will not wait for that.
     const bool is_full = output_.is_full() || error_.is_full();
-    if (all_ended && (!last_output_ || (is_full && signal_ == 0))) last_output_ = Clock::now() + kLastOutput;
+    if (all_ended && (!last_output_ || (is_full && signal_ == 0)))
+      last_output_ = Clock::now() + kLastOutput;
     return all_ended && (all_said || Clock::now() > *last_output_);
   }
 
@@ -164,7 +176,8 @@ class Job {
     has_sent_term_ = true;
   }
 
-  /// Stops the ranks and this process, as Ctrl-Z has it, until somebody sends SIGCONT; then all go on.
+  /// Stops the ranks and this process, as Ctrl-Z has it, until somebody sends SIGCONT; then all go
+  /// on.
   void stop() {
     const auto begin = Clock::now();
     send_all(SIGSTOP);
@@ -194,7 +207,8 @@ class Job {
     for (const Rank& rank : ranks_) rank.send(SIGKILL);
     if (signal_ != 0) {
       const bool is_read = output_.is_empty() && error_.is_empty();
-      if (is_read) std::fprintf(stderr, "hvdrun: ended by signal %d (%s)\n", signal_, ::strsignal(signal_));
+      if (is_read)
+        std::fprintf(stderr, "hvdrun: ended by signal %d (%s)\n", signal_, ::strsignal(signal_));
       return 128 + signal_;
     }
     if (first_ == nullptr) return 0;

@@ -1,5 +1,5 @@
-// This is hvdrun -np RANKS [options] PROGRAM [arguments]; --help lists the options. Exit codes: that of the rank that failed first, 2 for
-// wrong options, 1 if the ranks cannot be started.
+// This is hvdrun -np RANKS [options] PROGRAM [arguments]; --help lists the options. Exit codes:
+// that of the rank that failed first, 2 for wrong options, 1 if the ranks cannot be started.
 #include <fmt/format.h>
 #include <hvd/hvd.h>
 #include <unistd.h>
@@ -22,7 +22,9 @@ namespace hvdrun {
 namespace {
 
 void print_build() {
-  const auto line = [](bool is_there, const std::string& what) { fmt::print("  [{}] {}\n", is_there ? 'X' : ' ', what); };
+  const auto line = [](bool is_there, const std::string& what) {
+    fmt::print("  [{}] {}\n", is_there ? 'X' : ' ', what);
+  };
   fmt::print("hvd {}\n\nBuilt with:\n", HVD_VERSION);
   line(HVD_HAS_TORCH != 0, "LibTorch");
   const std::string problem = hvd::open_mpi();
@@ -40,13 +42,16 @@ std::string quoted(const std::vector<std::string>& words) {
     if (!all.empty()) all += ' ';
     const bool is_plain =
         !word.empty() &&
-        word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=,+@%") == std::string::npos;
+        word.find_first_not_of(
+            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=,+@%") ==
+            std::string::npos;
     if (is_plain) {
       all += word;
       continue;
     }
     all += '\'';
-    for (const char letter : word) all += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+    for (const char letter : word)
+      all += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
     all += '\'';
   }
   return all;
@@ -56,8 +61,10 @@ void print_plan(const Plan& plan) {
   const auto print = [&](const std::vector<std::pair<std::string, std::string>>& numbers) {
     std::vector<std::string> words;
     for (const auto* const variables : {&plan.variables, &numbers})
-      for (const auto& [name, value] : *variables) words.push_back(fmt::format("{}={}", name, value));
-    for (const auto* const part : {&plan.launcher, &plan.command}) words.insert(words.end(), part->begin(), part->end());
+      for (const auto& [name, value] : *variables)
+        words.push_back(fmt::format("{}={}", name, value));
+    for (const auto* const part : {&plan.launcher, &plan.command})
+      words.insert(words.end(), part->begin(), part->end());
     fmt::print("{}\n", quoted(words));
   };
   if (!plan.launcher.empty()) return print({});

@@ -24,16 +24,23 @@ struct Knob {
 };
 constexpr Knob kKnobs[]{
     {"--timeline-filename", "HVD_TIMELINE", "File that all ranks write their timeline to"},
-    {"--timeline-mark-cycles", "HVD_TIMELINE_MARK_CYCLES", "With an event where each batch is cut", true},
-    {"--fusion-threshold-mb", "HVD_FUSION_THRESHOLD", "MiB that tensors may fill together in one batch"},
+    {"--timeline-mark-cycles", "HVD_TIMELINE_MARK_CYCLES", "With an event where each batch is cut",
+     true},
+    {"--fusion-threshold-mb", "HVD_FUSION_THRESHOLD",
+     "MiB that tensors may fill together in one batch"},
     {"--cycle-time-ms", "HVD_CYCLE_TIME", "Read and without effect, as HVD_CYCLE_TIME"},
     {"--cache-capacity", "HVD_CACHE_CAPACITY", "Tensors known at once"},
-    {"--hierarchical-allreduce", "HVD_HIERARCHICAL_ALLREDUCE", "NCCL's sums are made on each host first", true},
-    {"--num-nccl-streams", "HVD_NUM_NCCL_STREAMS", "Streams that batches of GPU tensors go to in turn"},
+    {"--hierarchical-allreduce", "HVD_HIERARCHICAL_ALLREDUCE",
+     "NCCL's sums are made on each host first", true},
+    {"--num-nccl-streams", "HVD_NUM_NCCL_STREAMS",
+     "Streams that batches of GPU tensors go to in turn"},
     {"--no-stall-check", "HVD_STALL_CHECK_DISABLE", "Stalled tensors are not reported", true},
-    {"--stall-check-warning-time-seconds", "HVD_STALL_CHECK_TIME_SECONDS", "When a stalled tensor is reported"},
-    {"--stall-check-shutdown-time-seconds", "HVD_STALL_SHUTDOWN_TIME_SECONDS", "When a stalled tensor ends the job; 0: never"},
-    {"--thread-affinity", "HVD_THREAD_AFFINITY", "Cores of the coordination threads, by local rank, with commas"},
+    {"--stall-check-warning-time-seconds", "HVD_STALL_CHECK_TIME_SECONDS",
+     "When a stalled tensor is reported"},
+    {"--stall-check-shutdown-time-seconds", "HVD_STALL_SHUTDOWN_TIME_SECONDS",
+     "When a stalled tensor ends the job; 0: never"},
+    {"--thread-affinity", "HVD_THREAD_AFFINITY",
+     "Cores of the coordination threads, by local rank, with commas"},
     {"--log-level", "HVD_LOG_LEVEL", "trace, debug, info, warning, error, fatal or off"},
     {"--start-timeout", "HVD_START_TIMEOUT", "Seconds in which all ranks must have come"},
 };
@@ -56,8 +63,8 @@ void take_exports(Options& options, const std::vector<std::string>& said) {
   }
 }
 
-/// -np is no option as CLI11 knows them. Only the first: another one is the program's. So may that be; the program gets its words as they
-/// are.
+/// -np is no option as CLI11 knows them. Only the first: another one is the program's. So may that
+/// be; the program gets its words as they are.
 std::vector<std::string> words_of(int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
   const auto np = std::find(words.begin(), words.end(), "-np");
@@ -86,7 +93,9 @@ class KnobOptions {
   void give(Options& options) const {
     for (std::size_t i = 0; i < std::size(kKnobs); ++i) {
       const std::string variable = kKnobs[i].variable;
-      if (values_[i]) options.variables.emplace_back(variable, variable == "HVD_FUSION_THRESHOLD" ? in_bytes(*values_[i]) : *values_[i]);
+      if (values_[i])
+        options.variables.emplace_back(
+            variable, variable == "HVD_FUSION_THRESHOLD" ? in_bytes(*values_[i]) : *values_[i]);
     }
   }
 
@@ -95,24 +104,34 @@ class KnobOptions {
 };
 
 void add_options(CLI::App& app, Options& options, std::vector<std::string>& exports) {
-  app.add_option("-n,--np,--num-proc", options.ranks, "Ranks; also -np. Default: one for each slot of -H, --hostfile or Slurm's allocation")
+  app.add_option(
+         "-n,--np,--num-proc", options.ranks,
+         "Ranks; also -np. Default: one for each slot of -H, --hostfile or Slurm's allocation")
       ->check(CLI::Range(1, 1 << 20));
-  app.add_option("-H,--hosts", options.hosts, "Hosts and their slots, with commas: first:4,second:4");
+  app.add_option("-H,--hosts", options.hosts,
+                 "Hosts and their slots, with commas: first:4,second:4");
   app.add_option("--hostfile", options.hostfile, "A file with a line for each host: first slots=4");
-  app.add_option("-x", exports, "NAME or NAME=VALUE: a variable for the ranks; HVD_* go there anyway")->allow_extra_args(false);
+  app.add_option("-x", exports,
+                 "NAME or NAME=VALUE: a variable for the ranks; HVD_* go there anyway")
+      ->allow_extra_args(false);
   app.add_option("--output-filename", options.output_folder,
                  "Folder that gets each rank's output as well: rank.N/stdout and rank.N/stderr");
   app.add_flag_function(
       "--no-prefix", [&options](std::int64_t) { options.prefixes = false; },
       "Ranks write where hvdrun does, without [RANK]<stdout>: before each line");
-  app.add_option("--time-to-end", options.time_to_end, "Seconds that ranks have to end after SIGTERM, before they are killed; default: 5")
+  app.add_option("--time-to-end", options.time_to_end,
+                 "Seconds that ranks have to end after SIGTERM, before they are killed; default: 5")
       ->check(CLI::Range(0, 1 << 20));
   app.add_flag("--mpi", options.by_mpirun, "By mpirun on one host too");
-  app.add_option("--mpi-args", options.mpi_arguments, "More arguments for mpirun, which starts the ranks then");
-  app.add_option("-p,--ssh-port", options.ssh_port, "Port of the hosts' ssh servers, by which mpirun reaches them")
+  app.add_option("--mpi-args", options.mpi_arguments,
+                 "More arguments for mpirun, which starts the ranks then");
+  app.add_option("-p,--ssh-port", options.ssh_port,
+                 "Port of the hosts' ssh servers, by which mpirun reaches them")
       ->check(CLI::Range(1, 65535));
-  app.add_option("-i,--ssh-identity-file", options.ssh_identity, "File with the key that the hosts know");
-  app.add_option("--network-interfaces,--nics", options.interfaces, "Interfaces that the hosts share, with commas: eth1,eth2");
+  app.add_option("-i,--ssh-identity-file", options.ssh_identity,
+                 "File with the key that the hosts know");
+  app.add_option("--network-interfaces,--nics", options.interfaces,
+                 "Interfaces that the hosts share, with commas: eth1,eth2");
   app.add_flag("--dry-run", options.dry_run, "Print what would be started");
   app.add_flag("--check-build", options.check_build, "Print what hvd was built with");
   app.add_flag("--verbose", options.verbose, "Say what is started");
@@ -122,8 +141,9 @@ void add_options(CLI::App& app, Options& options, std::vector<std::string>& expo
 
 Options parse_command_line(int argc, char** argv) {
   CLI::App app(
-      "Starts the ranks of a program: on this host by itself, without MPI, on several hosts by mpirun. Everything behind the "
-      "program's name is the program's. Its exit code is that of the rank that failed first.",
+      "Starts the ranks of a program: on this host by itself, without MPI, on several hosts by "
+      "mpirun. Everything behind the program's name is the program's. Its exit code is that of the "
+      "rank that failed first.",
       "hvdrun");
   app.get_formatter()->column_width(42);
   app.footer("For example: hvdrun -np 4 ./train --model resnet18");
@@ -140,15 +160,20 @@ Options parse_command_line(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     throw WrongOptions(error.what());
   }
-  options.command.assign(argv + argc - static_cast<std::ptrdiff_t>(app.remaining().size()), argv + argc);
-  if (!options.command.empty() && options.command.front() == "--") options.command.erase(options.command.begin());
+  options.command.assign(argv + argc - static_cast<std::ptrdiff_t>(app.remaining().size()),
+                         argv + argc);
+  if (!options.command.empty() && options.command.front() == "--")
+    options.command.erase(options.command.begin());
   if (!options.command.empty() && options.command.front().starts_with("-"))
-    throw WrongOptions(fmt::format("{}: no such option; hvdrun --help lists them", options.command.front()));
+    throw WrongOptions(
+        fmt::format("{}: no such option; hvdrun --help lists them", options.command.front()));
   if (!options.mpi_arguments.empty()) options.by_mpirun = true;
   knobs.give(options);
-  if (!options.interfaces.empty()) options.variables.emplace_back("UCX_NET_DEVICES", options.interfaces);
+  if (!options.interfaces.empty())
+    options.variables.emplace_back("UCX_NET_DEVICES", options.interfaces);
   take_exports(options, exports);
-  if (options.command.empty() && !options.check_build) throw WrongOptions("no program is named; hvdrun -np RANKS PROGRAM [arguments]");
+  if (options.command.empty() && !options.check_build)
+    throw WrongOptions("no program is named; hvdrun -np RANKS PROGRAM [arguments]");
   return options;
 }
 

@@ -18,7 +18,7 @@ struct Options {
   std::string hosts;                                           ///< "first:4,second:4"
   std::string hostfile;                                        ///< a file with a line for each host
   std::vector<std::pair<std::string, std::string>> variables;  ///< for the ranks
-  std::vector<std::string> exports;                            ///< names to be passed to other hosts
+  std::vector<std::string> exports;  ///< names to be passed to other hosts
   std::string output_folder;
   bool prefixes = true;
   bool by_mpirun = false;  ///< also on one host

@@ -40,7 +40,8 @@ void Outlet::write_some() {
     if (::poll(&one, 1, 0) <= 0) break;
     const char* const next = waiting_.data() + begin_;
     const std::size_t length = std::min(kPiece, waiting_.size() - begin_);
-    const auto written = is_socket_ ? ::send(descriptor_, next, length, MSG_NOSIGNAL | MSG_DONTWAIT) : ::write(descriptor_, next, length);
+    const auto written = is_socket_ ? ::send(descriptor_, next, length, MSG_NOSIGNAL | MSG_DONTWAIT)
+                                    : ::write(descriptor_, next, length);
     if (written < 0 && (errno == EINTR || errno == EAGAIN)) break;
     // What nobody can take any more is lost, as it would be for the rank itself.
     begin_ = written < 0 ? waiting_.size() : begin_ + static_cast<std::size_t>(written);
@@ -53,8 +54,8 @@ void Outlet::write_some() {
 bool Outlet::is_same_file(const Outlet& other) const {
   struct stat own {};
   struct stat others {};
-  return ::fstat(descriptor_, &own) == 0 && ::fstat(other.descriptor_, &others) == 0 && own.st_dev == others.st_dev &&
-         own.st_ino == others.st_ino;
+  return ::fstat(descriptor_, &own) == 0 && ::fstat(other.descriptor_, &others) == 0 &&
+         own.st_dev == others.st_dev && own.st_ino == others.st_ino;
 }
 
 RankLines::RankLines(int rank, const Options& options, const std::array<Outlet*, 2>& outlets) {
@@ -66,7 +67,8 @@ RankLines::RankLines(int rank, const Options& options, const std::array<Outlet*,
     const std::string folder = fmt::format("{}/rank.{}", options.output_folder, rank);
     std::filesystem::create_directories(folder);
     streams_[i].copy.reset(std::fopen(fmt::format("{}/{}", folder, kNames[i]).c_str(), "we"));
-    if (!streams_[i].copy) throw std::runtime_error(fmt::format("{}: {}", folder, std::strerror(errno)));
+    if (!streams_[i].copy)
+      throw std::runtime_error(fmt::format("{}: {}", folder, std::strerror(errno)));
   }
 }
 
@@ -88,12 +90,14 @@ void RankLines::remember(std::string_view line) {
   if (is_what(line)) last_words_.clear();
   last_words_.emplace_back(line.substr(0, kMostWords));
   // The exception's text is worth more than what the other threads say while the process ends.
-  if (last_words_.size() > kLastWords) last_words_.erase(last_words_.begin() + (is_what(last_words_.front()) ? 1 : 0));
+  if (last_words_.size() > kLastWords)
+    last_words_.erase(last_words_.begin() + (is_what(last_words_.front()) ? 1 : 0));
 }
 
 void RankLines::hear(std::size_t stream, std::string_view bytes) {
   Stream& one = streams_[stream];
-  for (std::size_t end = 0; (end = bytes.find('\n')) != std::string_view::npos; bytes.remove_prefix(end + 1))
+  for (std::size_t end = 0; (end = bytes.find('\n')) != std::string_view::npos;
+       bytes.remove_prefix(end + 1))
     say(one, std::exchange(one.partial, {}).append(bytes.substr(0, end)), true);
   one.partial += bytes;
   if (one.partial.size() >= kLongestLine) say(one, std::exchange(one.partial, {}), false);
@@ -101,7 +105,8 @@ void RankLines::hear(std::size_t stream, std::string_view bytes) {
 
 void RankLines::finish() {
   for (auto& stream : streams_)
-    if (const std::string rest = std::exchange(stream.partial, {}); !rest.empty()) say(stream, rest, false);
+    if (const std::string rest = std::exchange(stream.partial, {}); !rest.empty())
+      say(stream, rest, false);
 }
 
 }  // namespace hvdrun

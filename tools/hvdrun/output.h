@@ -1,5 +1,6 @@
 #pragma once
-/// The way of what ranks print: RankLines takes it from one rank, an Outlet writes it. For one thread.
+/// The way of what ranks print: RankLines takes it from one rank, an Outlet writes it. For one
+/// thread.
 
 #include <sys/types.h>
 
@@ -15,8 +16,8 @@ namespace hvdrun {
 
 struct Options;
 
-/// A descriptor that hvdrun writes to, such as its standard output. hvdrun must not wait for who reads there: bytes are kept until they can
-/// be written. It borrows the descriptor.
+/// A descriptor that hvdrun writes to, such as its standard output. hvdrun must not wait for who
+/// reads there: bytes are kept until they can be written. It borrows the descriptor.
 class Outlet {
  public:
   explicit Outlet(int descriptor);
@@ -31,7 +32,8 @@ class Outlet {
   [[nodiscard]] bool is_empty() const { return begin_ == waiting_.size(); }
   /// Returns whether so much waits that no more should be read.
   [[nodiscard]] bool is_full() const { return waiting_.size() - begin_ >= kMost; }
-  /// Returns whether both write to the same file: what they write then must go by one of them, or lines would be mixed.
+  /// Returns whether both write to the same file: what they write then must go by one of them, or
+  /// lines would be mixed.
   [[nodiscard]] bool is_same_file(const Outlet& other) const;
 
  private:
@@ -42,9 +44,10 @@ class Outlet {
   std::size_t begin_ = 0;  // what stands before it is written
 };
 
-/// Passes on by whole lines what a rank says: to hvdrun's own output, with a prefix, and to the rank's files. It remembers the last of what
-/// was said to standard error: of an exception that nobody caught its text, without the stack. It borrows the outlets and owns the files.
-/// Throws std::runtime_error with the system's words where the files cannot be made.
+/// Passes on by whole lines what a rank says: to hvdrun's own output, with a prefix, and to the
+/// rank's files. It remembers the last of what was said to standard error: of an exception that
+/// nobody caught its text, without the stack. It borrows the outlets and owns the files. Throws
+/// std::runtime_error with the system's words where the files cannot be made.
 class RankLines {
  public:
   /// `outlets` take standard output and error.

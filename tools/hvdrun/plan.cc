@@ -34,8 +34,8 @@ std::set<std::string> names_to_export(const Options& options) {
   for (const auto& [name, value] : options.variables) names.insert(name);
   for (char** one = environ; *one != nullptr; ++one) {
     const std::string name = std::string(*one).substr(0, std::string(*one).find('='));
-    if ((name.starts_with("HVD_") && !name.starts_with("HVD_INIT")) || name.starts_with("HOROVOD_") || name == "PATH" ||
-        name == "LD_LIBRARY_PATH")
+    if ((name.starts_with("HVD_") && !name.starts_with("HVD_INIT")) ||
+        name.starts_with("HOROVOD_") || name == "PATH" || name == "LD_LIBRARY_PATH")
       names.insert(name);
   }
   return names;
@@ -50,16 +50,21 @@ std::vector<std::string> words_of(const std::string& text) {
 
 std::vector<std::string> mpirun(const Options& options, int ranks, bool is_one_host) {
   if (!is_found("mpirun"))
-    throw WrongOptions(fmt::format("mpirun, which starts {}, is not found in PATH{}",
-                                   is_one_host ? "the ranks here" : "ranks of other hosts",
-                                   is_one_host ? "" : "; without MPI start them by srun, torchrun, pdsh or an indexed Job of Kubernetes"));
+    throw WrongOptions(fmt::format(
+        "mpirun, which starts {}, is not found in PATH{}",
+        is_one_host ? "the ranks here" : "ranks of other hosts",
+        is_one_host
+            ? ""
+            : "; without MPI start them by srun, torchrun, pdsh or an indexed Job of Kubernetes"));
   std::vector<std::string> words{"mpirun", "-np", std::to_string(ranks)};
   if (!options.hosts.empty()) words.insert(words.end(), {"-H", options.hosts});
   if (!options.hostfile.empty()) words.insert(words.end(), {"--hostfile", options.hostfile});
   if (is_one_host) words.emplace_back("--oversubscribe");
-  words.insert(words.end(), {"--bind-to", "none", "--mca", "btl_vader_single_copy_mechanism", "none"});
+  words.insert(words.end(),
+               {"--bind-to", "none", "--mca", "btl_vader_single_copy_mechanism", "none"});
   if (!options.interfaces.empty())
-    words.insert(words.end(), {"--mca", "btl_tcp_if_include", options.interfaces, "--mca", "oob_tcp_if_include", options.interfaces});
+    words.insert(words.end(), {"--mca", "btl_tcp_if_include", options.interfaces, "--mca",
+                               "oob_tcp_if_include", options.interfaces});
   if (options.ssh_port != 0 || !options.ssh_identity.empty()) {
     std::string agent = "ssh";
     if (options.ssh_port != 0) agent += fmt::format(" -p {}", options.ssh_port);
@@ -68,7 +73,8 @@ std::vector<std::string> mpirun(const Options& options, int ranks, bool is_one_h
   }
   if (::geteuid() == 0) words.emplace_back("--allow-run-as-root");
   if (options.prefixes) words.emplace_back("--tag-output");
-  if (!options.output_folder.empty()) words.insert(words.end(), {"--output-filename", options.output_folder});
+  if (!options.output_folder.empty())
+    words.insert(words.end(), {"--output-filename", options.output_folder});
   for (const auto& name : names_to_export(options)) words.insert(words.end(), {"-x", name});
   const auto more = words_of(options.mpi_arguments);
   words.insert(words.end(), more.begin(), more.end());
@@ -77,7 +83,8 @@ std::vector<std::string> mpirun(const Options& options, int ranks, bool is_one_h
 
 /// Returns the hosts that are said; none where none are.
 std::vector<Host> hosts_of(const Options& options) {
-  if (!options.hosts.empty() && !options.hostfile.empty()) throw WrongOptions("-H and --hostfile: only one of them");
+  if (!options.hosts.empty() && !options.hostfile.empty())
+    throw WrongOptions("-H and --hostfile: only one of them");
   if (!options.hosts.empty()) return read_hosts(options.hosts);
   if (!options.hostfile.empty()) return read_hostfile(options.hostfile);
   return {};
@@ -85,8 +92,18 @@ std::vector<Host> hosts_of(const Options& options) {
 
 /// The numbers of a launcher that has started hvdrun are not those of the ranks that hvdrun starts.
 std::vector<std::string> numbers_of_others() {
-  return {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_ID",  "PMI_RANK",      "PMI_SIZE",           "PMIX_RANK",
-          "MV2_COMM_WORLD_RANK",  "MV2_COMM_WORLD_SIZE",  "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE",
+  return {"OMPI_COMM_WORLD_RANK",
+          "OMPI_COMM_WORLD_SIZE",
+          "SLURM_STEP_ID",
+          "PMI_RANK",
+          "PMI_SIZE",
+          "PMIX_RANK",
+          "MV2_COMM_WORLD_RANK",
+          "MV2_COMM_WORLD_SIZE",
+          "FLUX_TASK_RANK",
+          "FLUX_JOB_SIZE",
+          "JSM_NAMESPACE_RANK",
+          "JSM_NAMESPACE_SIZE",
           "PALS_RANKID"};
 }
 
@@ -103,14 +120,17 @@ Plan make_plan(const Options& options) {
   Plan plan;
   plan.ranks = options.ranks != 0 ? options.ranks : slots;
   if (plan.ranks == 0) throw WrongOptions("how many ranks? -np RANKS");
-  const bool is_one_host = std::all_of(hosts.begin(), hosts.end(), [](const Host& host) { return is_this_host(host.name); }) &&
+  const bool is_one_host = std::all_of(hosts.begin(), hosts.end(),
+                                       [](const Host& host) { return is_this_host(host.name); }) &&
                            (nodes.empty() || slots_of(nodes, "Slurm") == 1);
   if (!hosts.empty() && plan.ranks > slots)
-    throw WrongOptions(fmt::format("-np {}: there {} only {} slot{}; a host has as many as stand behind its name, or one", plan.ranks,
-                                   slots == 1 ? "is" : "are", slots, slots == 1 ? "" : "s"));
+    throw WrongOptions(fmt::format(
+        "-np {}: there {} only {} slot{}; a host has as many as stand behind its name, or one",
+        plan.ranks, slots == 1 ? "is" : "are", slots, slots == 1 ? "" : "s"));
   if (const std::string& program = options.command.front(); is_one_host && !is_found(program))
-    throw WrongOptions(fmt::format("{}: no such program{}", program,
-                                   program.find('/') == std::string::npos ? " in PATH; one in this folder is ./NAME" : ""));
+    throw WrongOptions(fmt::format(
+        "{}: no such program{}", program,
+        program.find('/') == std::string::npos ? " in PATH; one in this folder is ./NAME" : ""));
   plan.command = options.command;
   plan.variables = options.variables;
   plan.unset = {"HVD_INIT", "HVD_INIT_TOKEN"};

@@ -18,19 +18,24 @@ namespace hvdrun {
 
 namespace {
 
-[[noreturn]] void fail(const char* call) { throw std::runtime_error(fmt::format("{}: {}", call, std::strerror(errno))); }
+[[noreturn]] void fail(const char* call) {
+  throw std::runtime_error(fmt::format("{}: {}", call, std::strerror(errno)));
+}
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
-/// In the new process: becomes the rank's program. `output`: standard output and error; -1 where they stay.
-[[noreturn]] void become(const Plan& plan, const Variables& own, bool reads_input, const std::array<int, 2>& output, pid_t parent) {
+/// In the new process: becomes the rank's program. `output`: standard output and error; -1 where
+/// they stay.
+[[noreturn]] void become(const Plan& plan, const Variables& own, bool reads_input,
+                         const std::array<int, 2>& output, pid_t parent) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);       // also where hvdrun is killed no rank is left
   if (::getppid() != parent) ::_exit(127);  // it was, before this
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  if (const int nothing = reads_input ? -1 : ::open("/dev/null", O_RDONLY); nothing > STDIN_FILENO) ::dup2(nothing, STDIN_FILENO);
+  if (const int nothing = reads_input ? -1 : ::open("/dev/null", O_RDONLY); nothing > STDIN_FILENO)
+    ::dup2(nothing, STDIN_FILENO);
   if (output[0] >= 0) ::dup2(output[0], STDOUT_FILENO);
   if (output[1] >= 0) ::dup2(output[1], STDERR_FILENO);
   for (const auto& name : plan.unset) ::unsetenv(name.c_str());
@@ -40,7 +45,8 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
   for (const auto& word : plan.command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   ::execvp(words.front(), words.data());
-  const std::string text = fmt::format("hvdrun: {}: {}\n", plan.command.front(), std::strerror(errno));
+  const std::string text =
+      fmt::format("hvdrun: {}: {}\n", plan.command.front(), std::strerror(errno));
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
   ::_exit(127);
 }
@@ -48,16 +54,19 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 }  // namespace
 
 std::string Rank::describe_end() const {
-  const std::string end = signal_ != 0 ? fmt::format("was ended by signal {} ({})", signal_, ::strsignal(signal_))
-                                       : fmt::format("ended with exit code {}", code_);
+  const std::string end =
+      signal_ != 0 ? fmt::format("was ended by signal {} ({})", signal_, ::strsignal(signal_))
+                   : fmt::format("ended with exit code {}", code_);
   return fmt::format("rank {} (process {}) {}", number_, process_, end);
 }
 
-Rank::Rank(int number, const Plan& plan, const std::string& meeting_place, const Options& options, const std::array<Outlet*, 2>& outlets)
+Rank::Rank(int number, const Plan& plan, const std::string& meeting_place, const Options& options,
+           const std::array<Outlet*, 2>& outlets)
     : number_(number), lines_(number, options, outlets) {
   Variables own = variables_of_rank(number, plan.ranks);
   own.emplace_back("HVD_INIT", meeting_place);
-  const bool reads_input = number == 0 && ::isatty(STDIN_FILENO) == 0;  // a group in the background may not read from a terminal
+  // a group in the background may not read from a terminal
+  const bool reads_input = number == 0 && ::isatty(STDIN_FILENO) == 0;
   const bool is_piped = options.prefixes || !options.output_folder.empty();
   std::array<int, 2> to{-1, -1};
   for (std::size_t i = 0; i < pipes_.size() && is_piped; ++i) {
@@ -111,7 +120,8 @@ void Rank::pass_output_on() {
 
 bool Rank::has_ended() {
   if (has_ended_) return true;
-  // It is waited for in the end only: until then nobody else gets its number, and that of its group.
+  // It is waited for in the end only: until then nobody else gets its number, and that of its
+  // group.
   siginfo_t how{};
   if (::waitid(P_PID, static_cast<id_t>(process_), &how, WEXITED | WNOHANG | WNOWAIT) != 0) {
     has_ended_ = errno == ECHILD;  // somebody has waited for it: how it ended is not to be known

@@ -1,5 +1,6 @@
 #pragma once
-/// A Rank is one process of the job: a process group of its own, and the ends of the pipes that its output comes from. For one thread.
+/// A Rank is one process of the job: a process group of its own, and the ends of the pipes that its
+/// output comes from. For one thread.
 
 #include <poll.h>
 #include <sys/types.h>
@@ -17,10 +18,12 @@ namespace hvdrun {
 
 class Rank {
  public:
-  /// Starts it. `meeting_place`: HVD_INIT of the job. `outlets`, which are borrowed, take its standard output and error. Throws
-  /// std::runtime_error with the system's words.
-  Rank(int number, const Plan& plan, const std::string& meeting_place, const Options& options, const std::array<Outlet*, 2>& outlets);
-  /// Kills what is left of it. Until then the process and its group keep their numbers, also when it has ended.
+  /// Starts it. `meeting_place`: HVD_INIT of the job. `outlets`, which are borrowed, take its
+  /// standard output and error. Throws std::runtime_error with the system's words.
+  Rank(int number, const Plan& plan, const std::string& meeting_place, const Options& options,
+       const std::array<Outlet*, 2>& outlets);
+  /// Kills what is left of it. Until then the process and its group keep their numbers, also when
+  /// it has ended.
   ~Rank();
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
@@ -37,9 +40,11 @@ class Rank {
   bool has_ended();
   /// Sends a signal to it and all that it has started.
   void send(int signal) const;
-  /// Requires `has_ended()`. Returns its exit code, or 128 and the number of the signal that ended it.
+  /// Requires `has_ended()`. Returns its exit code, or 128 and the number of the signal that ended
+  /// it.
   [[nodiscard]] int exit_code() const { return signal_ != 0 ? 128 + signal_ : code_; }
-  /// Requires `has_ended()`. Returns how it ended, in words: "rank 1 (process 4711) ended with exit code 7".
+  /// Requires `has_ended()`. Returns how it ended, in words: "rank 1 (process 4711) ended with exit
+  /// code 7".
   [[nodiscard]] std::string describe_end() const;
   /// Returns the last lines of its standard error.
   [[nodiscard]] const std::deque<std::string>& last_words() const { return lines_.last_words(); }

@@ -59,7 +59,9 @@ std::vector<at::Generator> generators(at::Device device) {
   return all;
 }
 
-at::Tensor on_host(const at::Tensor& tensor) { return tensor.detach().to(at::kCPU, tensor.scalar_type(), false, /*copy=*/true); }
+at::Tensor on_host(const at::Tensor& tensor) {
+  return tensor.detach().to(at::kCPU, tensor.scalar_type(), false, /*copy=*/true);
+}
 
 NamedBuffers named_buffers(const torch::nn::Module& module) {
   NamedBuffers buffers;
@@ -71,7 +73,9 @@ NamedBuffers named_buffers(const torch::nn::Module& module) {
 /// Returns whether `from` can be copied into `to`, one by one.
 bool fits(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
   return std::equal(to.begin(), to.end(), from.begin(), from.end(),
-                    [](const auto& a, const auto& b) { return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type(); });
+                    [](const auto& a, const auto& b) {
+                      return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
+                    });
 }
 
 /// The text of the exception now being handled. Errors of collectives, which all ranks have, go on.
@@ -106,15 +110,19 @@ Checkpoint::Extra extra_of(InputArchive& archive) {
   Checkpoint::Extra extra;
   c10::IValue values;
   archive.read("extra_strings", values);
-  for (const auto& item : values.toGenericDict()) extra.strings[item.key().toStringRef()] = detail::text_of(item.value().toTensor());
+  for (const auto& item : values.toGenericDict())
+    extra.strings[item.key().toStringRef()] = detail::text_of(item.value().toTensor());
   archive.read("extra_tensors", values);
-  for (const auto& item : values.toGenericDict()) extra.tensors[item.key().toStringRef()] = item.value().toTensor().cpu();
+  for (const auto& item : values.toGenericDict())
+    extra.tensors[item.key().toStringRef()] = item.value().toTensor().cpu();
   return extra;
 }
 
-/// Collective. Notes in `mine` the buffers that are not those which the first rank has after `average()`, and so writes.
+/// Collective. Notes in `mine` the buffers that are not those which the first rank has after
+/// `average()`, and so writes.
 template <class Average>
-void note_own_buffers(const torch::nn::Module& module, const ProcessSet& set, OfRank& mine, const Average& average) {
+void note_own_buffers(const torch::nn::Module& module, const ProcessSet& set, OfRank& mine,
+                      const Average& average) {
   const auto named = named_buffers(module);
   std::vector<at::Tensor> own;
   for (const auto& [name, buffer] : named) own.push_back(on_host(buffer));
@@ -130,9 +138,11 @@ void note_own_buffers(const torch::nn::Module& module, const ProcessSet& set, Of
   }
 }
 
-/// Writes `archive`, in which the optimizer is already, with the rest, beside the file that there is.
-std::unique_ptr<detail::FreshFile> written(OutputArchive& archive, const std::string& path, const torch::nn::Module& module,
-                                           std::int64_t step, const Checkpoint::Extra& extra) {
+/// Writes `archive`, in which the optimizer is already, with the rest, beside the file that there
+/// is.
+std::unique_ptr<detail::FreshFile> written(OutputArchive& archive, const std::string& path,
+                                           const torch::nn::Module& module, std::int64_t step,
+                                           const Checkpoint::Extra& extra) {
   OutputArchive of_model(archive.compilation_unit());
   module.save(of_model);
   c10::Dict<std::string, at::Tensor> strings, tensors;
@@ -159,7 +169,8 @@ std::unique_ptr<detail::FreshFile> written(OutputArchive& archive, const std::st
 }
 
 /// Throws Mismatch on all ranks unless all have the same parameters.
-void check_replicas(const std::string& path, const torch::nn::Module& module, const ProcessSet& set) {
+void check_replicas(const std::string& path, const torch::nn::Module& module,
+                    const ProcessSet& set) {
   if (engine()->config().replica_guard == ReplicaGuard::Off) return;
   ReplicaComparer::Named named;
   for (const auto& item : module.named_parameters())
@@ -176,34 +187,44 @@ void check_replicas(const std::string& path, const torch::nn::Module& module, co
 
 }  // namespace
 
-Checkpoint::Checkpoint(std::string path, CheckpointOptions options) : path_(std::move(path)), options_(std::move(options)) {
+Checkpoint::Checkpoint(std::string path, CheckpointOptions options)
+    : path_(std::move(path)), options_(std::move(options)) {
   if (path_.empty()) throw InvalidArgument("Checkpoint: the path is empty");
-  if (options_.keep_last < 1) throw InvalidArgument(formatted("Checkpoint: keep_last is {}; it must be at least 1", options_.keep_last));
+  if (options_.keep_last < 1)
+    throw InvalidArgument(
+        formatted("Checkpoint: keep_last is {}; it must be at least 1", options_.keep_last));
 }
 
 /// Throws on all ranks if any has a failure to tell; empty: none.
-void Checkpoint::agree(const std::string& failure) const { tell(allgather_object(failure, options_.process_set)); }
+void Checkpoint::agree(const std::string& failure) const {
+  tell(allgather_object(failure, options_.process_set));
+}
 
 void Checkpoint::tell(const std::vector<std::string>& failures) const {
   const auto ranks = options_.process_set.ranks();
   for (std::size_t i = 0; i < failures.size(); ++i)
-    if (!failures[i].empty()) throw CheckpointError(formatted("checkpoint {}: rank {}: {}", path_, ranks[i], failures[i]));
+    if (!failures[i].empty())
+      throw CheckpointError(formatted("checkpoint {}: rank {}: {}", path_, ranks[i], failures[i]));
 }
 
-/// Throws on all ranks: CheckpointError if any has a failure to tell, Mismatch unless they have the same buffers, shard alike and want
-/// the same done: what follows exchanges these.
-void Checkpoint::check_alike(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer, Parts parts,
+/// Throws on all ranks: CheckpointError if any has a failure to tell, Mismatch unless they have the
+/// same buffers, shard alike and want the same done: what follows exchanges these.
+void Checkpoint::check_alike(const torch::nn::Module& module,
+                             const torch::optim::Optimizer& optimizer, Parts parts,
                              const std::string& failure) const {
   std::vector<std::string> types;
   for (const auto& part : parts) types.push_back(part.type());
-  std::vector<std::string> mine{types.empty() ? "no parts" : formatted("parts {}", joined(types, ", ")),
-                                options_.average_buffers ? "average_buffers" : "no average_buffers",
-                                detail::is_sharded(optimizer) ? "a sharded optimizer" : "an optimizer that is not sharded"};
+  std::vector<std::string> mine{
+      types.empty() ? "no parts" : formatted("parts {}", joined(types, ", ")),
+      options_.average_buffers ? "average_buffers" : "no average_buffers",
+      detail::is_sharded(optimizer) ? "a sharded optimizer" : "an optimizer that is not sharded"};
   for (const auto& buffer : module.named_buffers()) {
     const at::Tensor& tensor = buffer.value();
-    mine.push_back(formatted(
-        "buffer '{}' is {}", buffer.key(),
-        tensor.defined() ? formatted("{} {}", c10::toString(tensor.scalar_type()), to_string(tensor.sizes().vec())) : "undefined"));
+    mine.push_back(formatted("buffer '{}' is {}", buffer.key(),
+                             tensor.defined()
+                                 ? formatted("{} {}", c10::toString(tensor.scalar_type()),
+                                             to_string(tensor.sizes().vec()))
+                                 : "undefined"));
   }
   std::vector<std::string> failures;
   std::vector<std::vector<std::string>> all;
@@ -214,18 +235,28 @@ void Checkpoint::check_alike(const torch::nn::Module& module, const torch::optim
   tell(failures);
   std::size_t same = all.front().size();
   for (const auto& theirs : all)
-    same = std::min(same, static_cast<std::size_t>(
-                              std::mismatch(theirs.begin(), theirs.end(), all.front().begin(), all.front().end()).first - theirs.begin()));
+    same = std::min(same,
+                    static_cast<std::size_t>(std::mismatch(theirs.begin(), theirs.end(),
+                                                           all.front().begin(), all.front().end())
+                                                 .first -
+                                             theirs.begin()));
   std::vector<std::string> said;
-  for (const auto& theirs : all) said.push_back(same < theirs.size() ? theirs[same] : "no further buffer");
-  if (std::all_of(said.begin(), said.end(), [&](const auto& words) { return words == said.front(); })) return;
-  throw Mismatch(formatted("checkpoint {}: what the ranks save differs: {}", path_, grouped_by_rank(options_.process_set.ranks(), said)));
+  for (const auto& theirs : all)
+    said.push_back(same < theirs.size() ? theirs[same] : "no further buffer");
+  if (std::all_of(said.begin(), said.end(),
+                  [&](const auto& words) { return words == said.front(); }))
+    return;
+  throw Mismatch(formatted("checkpoint {}: what the ranks save differs: {}", path_,
+                           grouped_by_rank(options_.process_set.ranks(), said)));
 }
 
 /// Returns the tensors that belong to this rank alone, as they are: to be saved, or to be filled.
-std::vector<at::Tensor> Checkpoint::memory_of_rank(torch::optim::Optimizer& optimizer, Parts parts) const {
+std::vector<at::Tensor> Checkpoint::memory_of_rank(torch::optim::Optimizer& optimizer,
+                                                   Parts parts) const {
   std::vector<at::Tensor> memory;
-  const auto add = [&memory](const std::vector<at::Tensor>& more) { memory.insert(memory.end(), more.begin(), more.end()); };
+  const auto add = [&memory](const std::vector<at::Tensor>& more) {
+    memory.insert(memory.end(), more.begin(), more.end());
+  };
   if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) {
     add(distributed->compression_memory());
     add(distributed->state_of_rank());
@@ -236,12 +267,13 @@ std::vector<at::Tensor> Checkpoint::memory_of_rank(torch::optim::Optimizer& opti
   return memory;
 }
 
-void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& given, std::int64_t step, const Extra& extra) const {
+void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& given,
+                      std::int64_t step, const Extra& extra) const {
   write(module, given, step, extra, {});
 }
 
-void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer& given, std::int64_t step, const Extra& extra,
-                       Parts parts) const {
+void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer& given,
+                       std::int64_t step, const Extra& extra, Parts parts) const {
   torch::optim::Optimizer& optimizer = detail::Wrappers::outermost(given, "Checkpoint::save()");
   const at::NoGradGuard no_gradient;
   const ProcessSet& set = options_.process_set;
@@ -249,7 +281,8 @@ void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer&
   std::string failure;
   try {
     if (options_.random_state)
-      for (const auto& generator : generators(device_of(module))) mine.random.push_back(generator.get_state());
+      for (const auto& generator : generators(device_of(module)))
+        mine.random.push_back(generator.get_state());
     mine.memory = memory_of_rank(optimizer, parts);
   } catch (...) {
     failure = detail::words_of_current_exception();
@@ -260,16 +293,18 @@ void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer&
   note_own_buffers(module, set, mine, [&] {
     if (options_.average_buffers) means.emplace(module, set);
   });
-  const auto of_ranks = detail::gather_text(detail::pack(mine), set);  // to the one that writes: all have as much as the model
+  // to the one that writes: all have as much as the model
+  const auto of_ranks = detail::gather_text(detail::pack(mine), set);
 
   std::unique_ptr<detail::FreshFile> file;
   try {
     OutputArchive archive;
     OutputArchive of_optimizer(archive.compilation_unit()), pieces(archive.compilation_unit());
-    const auto unsaved = detail::save_optimizer(optimizer, of_optimizer, pieces, set.ranks().front());
+    const auto unsaved =
+        detail::save_optimizer(optimizer, of_optimizer, pieces, set.ranks().front());
     if (!unsaved.own && !unsaved.states.empty())
-      throw CheckpointError(
-          formatted("{} overrides neither save nor load, and {}; override either", unsaved.type, joined(unsaved.states, ", ")));
+      throw CheckpointError(formatted("{} overrides neither save nor load, and {}; override either",
+                                      unsaved.type, joined(unsaved.states, ", ")));
     if (set.rank() == 0) {
       archive.write("optimizer", of_optimizer);
       archive.write("optimizer_parts", pieces);
@@ -279,7 +314,8 @@ void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer&
       file = written(archive, path_, module, step, extra);
     }
   } catch (const c10::Error& error) {
-    failure = formatted("the model or the optimizer cannot be saved ({})", error.what_without_backtrace());
+    failure = formatted("the model or the optimizer cannot be saved ({})",
+                        error.what_without_backtrace());
   } catch (...) {
     failure = failure_of_current_exception();
   }
@@ -294,13 +330,15 @@ std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer
   return load(module, optimizer, extra);
 }
 
-std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer& given, Extra& extra) const {
+std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer& given,
+                              Extra& extra) const {
   return read(module, given, extra, {});
 }
 
-/// Finds what there is, and wants all that has to be looked at. Throws for what does not fit, before anything changes.
-void Checkpoint::find_contents(const std::string& outline, torch::nn::Module& module, const detail::OptimizerLoad& load,
-                               Contents& contents) const {
+/// Finds what there is, and wants all that has to be looked at. Throws for what does not fit,
+/// before anything changes.
+void Checkpoint::find_contents(const std::string& outline, torch::nn::Module& module,
+                               const detail::OptimizerLoad& load, Contents& contents) const {
   contents.reader = std::make_unique<detail::CheckpointReader>(outline, device_of(module));
   InputArchive& archive = contents.reader->archive();
   detail::check_format(archive);
@@ -331,25 +369,30 @@ void Checkpoint::read_contents(torch::nn::Module& module, Parts parts, Contents&
   contents.extra = extra_of(archive);
   const auto named = named_buffers(module);
   contents.buffers.insert(named.begin(), named.end());
-  if (contents.text_of_rank.defined()) contents.mine = detail::unpack(detail::text_of(contents.text_of_rank), named);
+  if (contents.text_of_rank.defined())
+    contents.mine = detail::unpack(detail::text_of(contents.text_of_rank), named);
   for (const auto& name : contents.mine.names)
     if (!contents.buffers.contains(name))
-      throw CheckpointError(formatted("it has a buffer '{}' of this rank, and the model has none", name));
+      throw CheckpointError(
+          formatted("it has a buffer '{}' of this rank, and the model has none", name));
   contents.parts = detail::find_parts(archive, parts);
 }
 
 /// Returns on all ranks what CheckpointReader takes, of the file that the first one opens.
-std::string Checkpoint::open(std::unique_ptr<detail::CheckpointFile>& file, bool all_at_once) const {
+std::string Checkpoint::open(std::unique_ptr<detail::CheckpointFile>& file,
+                             bool all_at_once) const {
   std::string outline;
   agree(failure_of([&] {
     if (options_.process_set.rank() != 0) return;
     file = std::make_unique<detail::CheckpointFile>(path_, all_at_once);
     outline = file->outline();
   }));
-  return detail::broadcast_text(std::move(outline), options_.process_set.ranks().front(), options_.process_set);
+  return detail::broadcast_text(std::move(outline), options_.process_set.ranks().front(),
+                                options_.process_set);
 }
 
-std::int64_t Checkpoint::read(torch::nn::Module& module, torch::optim::Optimizer& given, Extra& extra, Parts parts) const {
+std::int64_t Checkpoint::read(torch::nn::Module& module, torch::optim::Optimizer& given,
+                              Extra& extra, Parts parts) const {
   torch::optim::Optimizer& optimizer = detail::Wrappers::outermost(given, "Checkpoint::load()");
   const at::NoGradGuard no_gradient;
   const ProcessSet& set = options_.process_set;
@@ -372,10 +415,13 @@ std::int64_t Checkpoint::read(torch::nn::Module& module, torch::optim::Optimizer
   std::string failure;
   try {
     InputArchive pieces;
-    const bool in_pieces = contents.reader->archive().try_read("optimizer_parts", pieces) && !pieces.keys().empty();
-    of_optimizer->load(contents.optimizer, in_pieces ? &pieces : nullptr, options_.load_options, {}, contents.reader.get());
+    const bool in_pieces =
+        contents.reader->archive().try_read("optimizer_parts", pieces) && !pieces.keys().empty();
+    of_optimizer->load(contents.optimizer, in_pieces ? &pieces : nullptr, options_.load_options, {},
+                       contents.reader.get());
   } catch (...) {
-    failure = formatted("the state of its optimizer does not fit the one here: {}", detail::words_of_current_exception());
+    failure = formatted("the state of its optimizer does not fit the one here: {}",
+                        detail::words_of_current_exception());
   }
   if (failure.empty()) failure = of_parts.load(contents.parts);
   try {
@@ -395,20 +441,24 @@ std::int64_t Checkpoint::read(torch::nn::Module& module, torch::optim::Optimizer
 }
 
 /// Fills what belongs to this rank alone.
-void Checkpoint::fill_own(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, Parts parts,
-                          const Contents& contents) const {
+void Checkpoint::fill_own(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                          Parts parts, const Contents& contents) const {
   const OfRank& mine = contents.mine;
   SharedParameters::written_alike();
   auto all = generators(device_of(module));
-  for (std::size_t i = 0; options_.random_state && i < std::min(all.size(), mine.random.size()); ++i) all[i].set_state(mine.random[i]);
-  const auto memory = memory_of_rank(optimizer, parts);  // with the state that the optimizer has now
+  for (std::size_t i = 0; options_.random_state && i < std::min(all.size(), mine.random.size());
+       ++i)
+    all[i].set_state(mine.random[i]);
+  // with the state that the optimizer has now
+  const auto memory = memory_of_rank(optimizer, parts);
   if (fits(memory, mine.memory)) {
     for (std::size_t i = 0; i < memory.size(); ++i) memory[i].copy_(mine.memory[i]);
     auto generator = memory.end();
     for (auto part = parts.rbegin(); part != parts.rend(); ++part)
       if (at::Generator known = part->generator(); known.defined()) known.set_state(*--generator);
   }
-  for (std::size_t i = 0; i < mine.names.size(); ++i) at::Tensor(contents.buffers.at(mine.names[i])).copy_(mine.buffers[i]);
+  for (std::size_t i = 0; i < mine.names.size(); ++i)
+    at::Tensor(contents.buffers.at(mine.names[i])).copy_(mine.buffers[i]);
 }
 
 Checkpoint::Extra Checkpoint::read_extra() const {
@@ -423,11 +473,13 @@ Checkpoint::Extra Checkpoint::read_extra() const {
       reader.archive().read(key, values);
       for (const auto& item : values.toGenericDict()) reader.want(item.value().toTensor());
     }
-    if (const std::string failure = reader.read(&file, nullptr); !failure.empty()) throw CheckpointError(failure);
+    if (const std::string failure = reader.read(&file, nullptr); !failure.empty())
+      throw CheckpointError(failure);
     extra = extra_of(reader.archive());
   }));
   const int root = options_.process_set.ranks().front();
-  return {broadcast_object(extra.strings, root, options_.process_set), broadcast_object(extra.tensors, root, options_.process_set)};
+  return {broadcast_object(extra.strings, root, options_.process_set),
+          broadcast_object(extra.tensors, root, options_.process_set)};
 }
 
 bool Checkpoint::exists() const {

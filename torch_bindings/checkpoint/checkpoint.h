@@ -1,27 +1,33 @@
 #pragma once
-/// A Checkpoint is the state of a training run in a file. It is written by one rank, whole or not at all: into a new file beside the old
-/// one, fsync, rename, fsync of the folder. The file is an archive of torch::save, with "model" and "optimizer" in it as LibTorch writes
-/// them.
+/// A Checkpoint is the state of a training run in a file. It is written by one rank, whole or not
+/// at all: into a new file beside the old one, fsync, rename, fsync of the folder. The file is an
+/// archive of torch::save, with "model" and "optimizer" in it as LibTorch writes them.
 ///
-/// Beside what the user gives it holds the state of every rank's random numbers (LibTorch's default generators), what lossy compression
-/// remembers, and the buffers of ranks that differ from the first one's (batch norm's running statistics). It does not hold gradients. What
-/// else trains is given to `save` and `load` as parts: schedules, GradScaler, ExponentialMovingAverage, ElasticSampler, other generators;
-/// LibTorch's own schedulers have no state that could be saved. With these a run that was saved between two steps, and goes on with as many
-/// ranks, goes on with the same bits. Another number of ranks can read the file too: the state of a sharded optimizer is whole in it, and
-/// what belongs to single ranks begins anew.
+/// Beside what the user gives it holds the state of every rank's random numbers (LibTorch's default
+/// generators), what lossy compression remembers, and the buffers of ranks that differ from the
+/// first one's (batch norm's running statistics). It does not hold gradients. What else trains is
+/// given to `save` and `load` as parts: schedules, GradScaler, ExponentialMovingAverage,
+/// ElasticSampler, other generators; LibTorch's own schedulers have no state that could be saved.
+/// With these a run that was saved between two steps, and goes on with as many ranks, goes on with
+/// the same bits. Another number of ranks can read the file too: the state of a sharded optimizer
+/// is whole in it, and what belongs to single ranks begins anew.
 ///
-/// Memory on the host: the rank that writes needs as much as the file for a sharded optimizer, whose state it gathers in portions, and for
-/// what belongs to single ranks; the others need a few MiB. `load` needs on each rank what that rank keeps: parameters are filled where
-/// they are, and the state comes as its share. Parts, an optimizer of the user's own, LBFGS, MasterWeights, and models on a GPU need the
-/// file's size once more while they are read.
+/// Memory on the host: the rank that writes needs as much as the file for a sharded optimizer,
+/// whose state it gathers in portions, and for what belongs to single ranks; the others need a few
+/// MiB. `load` needs on each rank what that rank keeps: parameters are filled where they are, and
+/// the state comes as its share. Parts, an optimizer of the user's own, LBFGS, MasterWeights, and
+/// models on a GPU need the file's size once more while they are read.
 ///
-/// Tied weights are one tensor in the file, and their optimizer state is there once; such a file loads into an untied model whose optimizer
-/// has as many parameters, and a file of an untied model into a tied one if the values are equal.
+/// Tied weights are one tensor in the file, and their optimizer state is there once; such a file
+/// loads into an untied model whose optimizer has as many parameters, and a file of an untied model
+/// into a tied one if the values are equal.
 ///
-/// One thread at a time uses it; all functions are collective over the process set. They throw CheckpointError on all ranks if any rank
-/// fails, with that rank's reason, the old file and the program's state as they were, and Mismatch on all ranks if what they save differs.
-/// `save` refuses ranks of which only some shard their optimizer, or have other buffers, and an optimizer of the user's own with a state
-/// that nothing can write; `load` refuses a file that does not fit. Nothing stays open.
+/// One thread at a time uses it; all functions are collective over the process set. They throw
+/// CheckpointError on all ranks if any rank fails, with that rank's reason, the old file and the
+/// program's state as they were, and Mismatch on all ranks if what they save differs. `save`
+/// refuses ranks of which only some shard their optimizer, or have other buffers, and an optimizer
+/// of the user's own with a state that nothing can write; `load` refuses a file that does not fit.
+/// Nothing stays open.
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
@@ -48,26 +54,33 @@ class OptimizerLoad;
 #pragma GCC visibility push(default)
 namespace hvd {
 
-/// CheckpointOptions say what a Checkpoint keeps, and what belongs to it besides model and optimizer.
+/// CheckpointOptions say what a Checkpoint keeps, and what belongs to it besides model and
+/// optimizer.
 struct CheckpointOptions {
-  /// The number of files that stay: `path` is the one written last, whatever its step, `path`.1 the one before, and so on. At least 1. Two
-  /// Checkpoints in a folder do not meet unless one's path is another's `path`.N.
+  /// The number of files that stay: `path` is the one written last, whatever its step, `path`.1 the
+  /// one before, and so on. At least 1. Two Checkpoints in a folder do not meet unless one's path
+  /// is another's `path`.N.
   int keep_last = 1;
-  /// True: `load` sets the optimizer's options (learning rate, betas...) to those in the file. False: it leaves the program's.
+  /// True: `load` sets the optimizer's options (learning rate, betas...) to those in the file.
+  /// False: it leaves the program's.
   bool load_options = true;
-  /// True: the state of the random numbers (CPU, and the current GPU's where the module is on one) is saved and loaded.
+  /// True: the state of the random numbers (CPU, and the current GPU's where the module is on one)
+  /// is saved and loaded.
   bool random_state = true;
-  /// True: the model in the file has the means of the ranks' buffers (see AveragedBuffers), for those who read it with another number of
-  /// ranks. False: it has the first rank's. The same on all ranks.
+  /// True: the model in the file has the means of the ranks' buffers (see AveragedBuffers), for
+  /// those who read it with another number of ranks. False: it has the first rank's. The same on
+  /// all ranks.
   bool average_buffers = false;
-  /// More tensors that belong to each rank alone, asked for by `save`, and by `load` to be filled in place if as many ranks read the file
-  /// and they have the same shapes and types: DistributedDataParallel::compression_memory (that of a DistributedOptimizer is in anyway).
-  /// If it throws on any rank, `save` and `load` throw CheckpointError on all, with its words.
+  /// More tensors that belong to each rank alone, asked for by `save`, and by `load` to be filled
+  /// in place if as many ranks read the file and they have the same shapes and types:
+  /// DistributedDataParallel::compression_memory (that of a DistributedOptimizer is in anyway). If
+  /// it throws on any rank, `save` and `load` throw CheckpointError on all, with its words.
   std::function<std::vector<at::Tensor>()> of_rank{};
   ProcessSet process_set{};  ///< the ranks that save and load together
 };
 
-/// A CheckpointExtra is what else belongs to the run: epoch, sampler, scaler... The first rank's is saved, and all ranks get it.
+/// A CheckpointExtra is what else belongs to the run: epoch, sampler, scaler... The first rank's is
+/// saved, and all ranks get it.
 struct CheckpointExtra {
   std::map<std::string, std::string> strings{};  ///< by any names
   std::map<std::string, at::Tensor> tensors{};   ///< by any names
@@ -78,52 +91,60 @@ class Checkpoint {
  public:
   using Extra = CheckpointExtra;  ///< what else belongs to the run
 
-  /// Touches no file yet; local. `path`: of a file; its folder is made by `save` if it is missing. Throws InvalidArgument for an empty path
-  /// or keep_last < 1.
+  /// Touches no file yet; local. `path`: of a file; its folder is made by `save` if it is missing.
+  /// Throws InvalidArgument for an empty path or keep_last < 1.
   explicit Checkpoint(std::string path, CheckpointOptions options = {});
 
-  /// Writes parameters and buffers of the module, state and options of the optimizer. The first rank's are written. All ranks must have
-  /// the same parameters: Mismatch on all if they differ, as DistributedOptimizer::check_replicas() throws it, unless HVD_REPLICA_GUARD is
-  /// off. Throws Mismatch, on all ranks, if their buffers differ in number, name, shape or type, naming the first that does, or if
-  /// only some ranks shard the optimizer. An optimizer of the user's own is saved by its `save`, and by the `serialize` of its options and
-  /// states, its learning rate by get_lr; CheckpointError on all ranks if it has a state and overrides neither.
-  void save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step, const Extra& extra = {}) const;
-  /// Writes parts of the run besides, in this order: `save(net, optimizer, step, {schedule, scaler})`. Throws Mismatch, on all ranks, if
-  /// they give other ones.
+  /// Writes parameters and buffers of the module, state and options of the optimizer. The first
+  /// rank's are written. All ranks must have the same parameters: Mismatch on all if they differ,
+  /// as DistributedOptimizer::check_replicas() throws it, unless HVD_REPLICA_GUARD is off. Throws
+  /// Mismatch, on all ranks, if their buffers differ in number, name, shape or type, naming the
+  /// first that does, or if only some ranks shard the optimizer. An optimizer of the user's own is
+  /// saved by its `save`, and by the `serialize` of its options and states, its learning rate by
+  /// get_lr; CheckpointError on all ranks if it has a state and overrides neither.
+  void save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step,
+            const Extra& extra = {}) const;
+  /// Writes parts of the run besides, in this order: `save(net, optimizer, step, {schedule,
+  /// scaler})`. Throws Mismatch, on all ranks, if they give other ones.
   void save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step,
             std::initializer_list<CheckpointPart> parts) const {
     write(module, optimizer, step, {}, {parts.begin(), parts.size()});
   }
   /// Writes both.
-  void save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step, const Extra& extra,
-            std::initializer_list<CheckpointPart> parts) const {
+  void save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step,
+            const Extra& extra, std::initializer_list<CheckpointPart> parts) const {
     write(module, optimizer, step, extra, {parts.begin(), parts.size()});
   }
-  /// Fills both, in place, on all ranks, and returns the step. The first rank reads the file, so that those of the others, on disks of
-  /// their own, do not matter. Nothing is changed on any rank unless module and optimizer fit the file on all: also the order of the
-  /// optimizer's parameters, as far as they are the module's. The state of an optimizer that overrides neither `save` nor `load` can be
-  /// read only where it has a state already, of which LibTorch can make copies.
+  /// Fills both, in place, on all ranks, and returns the step. The first rank reads the file, so
+  /// that those of the others, on disks of their own, do not matter. Nothing is changed on any rank
+  /// unless module and optimizer fit the file on all: also the order of the optimizer's parameters,
+  /// as far as they are the module's. The state of an optimizer that overrides neither `save` nor
+  /// `load` can be read only where it has a state already, of which LibTorch can make copies.
   std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer) const;
-  /// Fills the parts too: those that `save` was given, of the same types and in the same order; CheckpointError on all ranks for others.
-  /// A file that has parts can be loaded without any. If one cannot be filled, none is changed, nor anything else.
-  std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::initializer_list<CheckpointPart> parts) const {
+  /// Fills the parts too: those that `save` was given, of the same types and in the same order;
+  /// CheckpointError on all ranks for others. A file that has parts can be loaded without any. If
+  /// one cannot be filled, none is changed, nor anything else.
+  std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                    std::initializer_list<CheckpointPart> parts) const {
     Extra extra;
     return read(module, optimizer, extra, {parts.begin(), parts.size()});
   }
   /// @{
   /// Do the same, with what else belongs to the run, and for holders of modules.
-  std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Extra& extra) const;
+  std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                    Extra& extra) const;
   std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Extra& extra,
                     std::initializer_list<CheckpointPart> parts) const {
     return read(module, optimizer, extra, {parts.begin(), parts.size()});
   }
   template <class Module>
-  void save(const torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer, std::int64_t step,
-            std::initializer_list<CheckpointPart> parts) const {
+  void save(const torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer,
+            std::int64_t step, std::initializer_list<CheckpointPart> parts) const {
     save(static_cast<const torch::nn::Module&>(*module), optimizer, step, parts);
   }
   template <class Module>
-  void save(const torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer, std::int64_t step, const Extra& extra,
+  void save(const torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer,
+            std::int64_t step, const Extra& extra,
             std::initializer_list<CheckpointPart> parts) const {
     save(static_cast<const torch::nn::Module&>(*module), optimizer, step, extra, parts);
   }
@@ -133,21 +154,23 @@ class Checkpoint {
     return load(static_cast<torch::nn::Module&>(*module), optimizer, parts);
   }
   template <class Module>
-  std::int64_t load(torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer, Extra& extra,
-                    std::initializer_list<CheckpointPart> parts) const {
+  std::int64_t load(torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer,
+                    Extra& extra, std::initializer_list<CheckpointPart> parts) const {
     return load(static_cast<torch::nn::Module&>(*module), optimizer, extra, parts);
   }
   template <class Module>
-  void save(const torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer, std::int64_t step,
-            const Extra& extra = {}) const {
+  void save(const torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer,
+            std::int64_t step, const Extra& extra = {}) const {
     save(static_cast<const torch::nn::Module&>(*module), optimizer, step, extra);
   }
   template <class Module>
-  std::int64_t load(torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer) const {
+  std::int64_t load(torch::nn::ModuleHolder<Module>& module,
+                    torch::optim::Optimizer& optimizer) const {
     return load(static_cast<torch::nn::Module&>(*module), optimizer);
   }
   template <class Module>
-  std::int64_t load(torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer, Extra& extra) const {
+  std::int64_t load(torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer,
+                    Extra& extra) const {
     return load(static_cast<torch::nn::Module&>(*module), optimizer, extra);
   }
   /// @}
@@ -161,18 +184,24 @@ class Checkpoint {
 
  private:
   using Parts = std::span<const CheckpointPart>;
-  void write(const torch::nn::Module& module, torch::optim::Optimizer& given, std::int64_t step, const Extra& extra, Parts parts) const;
-  std::int64_t read(torch::nn::Module& module, torch::optim::Optimizer& given, Extra& extra, Parts parts) const;
+  void write(const torch::nn::Module& module, torch::optim::Optimizer& given, std::int64_t step,
+             const Extra& extra, Parts parts) const;
+  std::int64_t read(torch::nn::Module& module, torch::optim::Optimizer& given, Extra& extra,
+                    Parts parts) const;
   struct Contents;
-  void find_contents(const std::string& outline, torch::nn::Module& module, const detail::OptimizerLoad& load, Contents& contents) const;
+  void find_contents(const std::string& outline, torch::nn::Module& module,
+                     const detail::OptimizerLoad& load, Contents& contents) const;
   static void read_contents(torch::nn::Module& module, Parts parts, Contents& contents);
-  [[nodiscard]] std::string open(std::unique_ptr<detail::CheckpointFile>& file, bool all_at_once) const;
-  void fill_own(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, Parts parts, const Contents& contents) const;
+  [[nodiscard]] std::string open(std::unique_ptr<detail::CheckpointFile>& file,
+                                 bool all_at_once) const;
+  void fill_own(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, Parts parts,
+                const Contents& contents) const;
   void agree(const std::string& failure) const;
   void tell(const std::vector<std::string>& failures) const;
-  void check_alike(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer, Parts parts,
-                   const std::string& failure) const;
-  [[nodiscard]] std::vector<at::Tensor> memory_of_rank(torch::optim::Optimizer& optimizer, Parts parts) const;
+  void check_alike(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
+                   Parts parts, const std::string& failure) const;
+  [[nodiscard]] std::vector<at::Tensor> memory_of_rank(torch::optim::Optimizer& optimizer,
+                                                       Parts parts) const;
 
   std::string path_;
   CheckpointOptions options_;

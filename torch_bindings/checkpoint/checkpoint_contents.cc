@@ -38,7 +38,8 @@ std::string pack(const OfRank& state) {
   return text_of(archive);
 }
 
-OfRank unpack(const std::string& text, const std::vector<std::pair<std::string, at::Tensor>>& known) {
+OfRank unpack(const std::string& text,
+              const std::vector<std::pair<std::string, at::Tensor>>& known) {
   InputArchive archive = archive_of(text);
   c10::IValue random, memory, names, places, buffers;
   archive.read("random", random);
@@ -47,7 +48,8 @@ OfRank unpack(const std::string& text, const std::vector<std::pair<std::string, 
   if (archive.try_read("names", names)) {
     for (const auto& name : names.toListRef()) state.names.push_back(name.toStringRef());
   } else if (archive.try_read("places", places)) {
-    for (const auto place : places.toIntVector()) state.names.push_back(known.at(static_cast<std::size_t>(place)).first);
+    for (const auto place : places.toIntVector())
+      state.names.push_back(known.at(static_cast<std::size_t>(place)).first);
   } else {
     return state;
   }
@@ -56,13 +58,16 @@ OfRank unpack(const std::string& text, const std::vector<std::pair<std::string, 
   return state;
 }
 
-void match(torch::nn::Module& module, InputArchive& archive, const std::string& prefix, std::vector<Found>& found) {
+void match(torch::nn::Module& module, InputArchive& archive, const std::string& prefix,
+           std::vector<Found>& found) {
   const auto one = [&](const std::string& key, const at::Tensor& tensor, bool is_buffer) {
     if (!tensor.defined()) return;
     at::Tensor stored;
-    if (!archive.try_read(key, stored, is_buffer)) throw CheckpointError(formatted("it has no '{}{}'", prefix, key));
+    if (!archive.try_read(key, stored, is_buffer))
+      throw CheckpointError(formatted("it has no '{}{}'", prefix, key));
     if (stored.sizes() != tensor.sizes())
-      throw CheckpointError(formatted("'{}{}' has shape {}, the model's has {}", prefix, key, to_string(stored.sizes().vec()),
+      throw CheckpointError(formatted("'{}{}' has shape {}, the model's has {}", prefix, key,
+                                      to_string(stored.sizes().vec()),
                                       to_string(tensor.sizes().vec())));
     found.push_back({prefix + key, tensor, stored});
   };
@@ -71,19 +76,21 @@ void match(torch::nn::Module& module, InputArchive& archive, const std::string& 
   for (const auto& child : module.named_children()) {
     if (!child.value()->is_serializable()) continue;
     InputArchive below;
-    if (!archive.try_read(child.key(), below)) throw CheckpointError(formatted("it has no module '{}{}'", prefix, child.key()));
+    if (!archive.try_read(child.key(), below))
+      throw CheckpointError(formatted("it has no module '{}{}'", prefix, child.key()));
     match(*child.value(), below, prefix + child.key() + ".", found);
   }
   for (const auto& key : archive.keys())
-    if (!module.named_parameters(false).contains(key) && !module.named_buffers(false).contains(key) &&
-        !module.named_children().contains(key))
+    if (!module.named_parameters(false).contains(key) &&
+        !module.named_buffers(false).contains(key) && !module.named_children().contains(key))
       throw CheckpointError(formatted("it has '{}{}', which the model has not", prefix, key));
 }
 
 namespace {
 
 /// Calls `both` for each two that are one tensor in the model, and two in the file.
-void for_each_tied(const std::vector<Found>& found, const std::function<void(const Found&, const Found&)>& both) {
+void for_each_tied(const std::vector<Found>& found,
+                   const std::function<void(const Found&, const Found&)>& both) {
   std::unordered_map<const void*, const Found*> known;
   for (const auto& item : found) {
     const auto [first, is_new] = known.emplace(item.tensor.unsafeGetTensorImpl(), &item);
@@ -97,24 +104,28 @@ void check_tied(const std::vector<Found>& found) {
   for_each_tied(found, [](const Found& first, const Found& second) {
     if (torch::equal(first.stored, second.stored)) return;
     throw CheckpointError(
-        formatted("'{}' and '{}' are one tensor in the model and two that differ in the file; load it into a model in "
-                  "which they are not tied",
+        formatted("'{}' and '{}' are one tensor in the model and two that differ in the file; load "
+                  "it into a model in which they are not tied",
                   first.name, second.name));
   });
 }
 
 std::vector<at::Tensor> to_be_equal(const std::vector<Found>& found) {
   std::vector<at::Tensor> all;
-  for_each_tied(found, [&all](const Found& first, const Found& second) { all.insert(all.end(), {first.stored, second.stored}); });
+  for_each_tied(found, [&all](const Found& first, const Found& second) {
+    all.insert(all.end(), {first.stored, second.stored});
+  });
   return all;
 }
 
 NamesInOrder names_in_order(const torch::nn::Module& module, torch::optim::Optimizer& optimizer) {
   std::unordered_map<const void*, std::vector<std::string>> known;
-  for (const auto& item : module.named_parameters()) known[item.value().unsafeGetTensorImpl()].push_back(item.key());
+  for (const auto& item : module.named_parameters())
+    known[item.value().unsafeGetTensorImpl()].push_back(item.key());
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
   NamesInOrder names;
-  for (const auto& group : distributed != nullptr ? distributed->param_groups() : optimizer.param_groups())
+  for (const auto& group :
+       distributed != nullptr ? distributed->param_groups() : optimizer.param_groups())
     for (const auto& parameter : group.params()) {
       const auto found = known.find(parameter.unsafeGetTensorImpl());
       names.push_back(found == known.end() ? std::vector<std::string>() : found->second);
@@ -128,11 +139,15 @@ void check_order(InputArchive& archive, const NamesInOrder& here) {
   const auto stored = value.to<NamesInOrder>();
   if (stored.size() != here.size()) return;  // it does not fit anyway, as its load says
   for (std::size_t i = 0; i < here.size(); ++i) {
-    const auto is_also_here = [&](const std::string& name) { return std::ranges::find(here[i], name) != here[i].end(); };
-    if (stored[i].empty() || here[i].empty() || std::ranges::any_of(stored[i], is_also_here)) continue;
-    throw CheckpointError(formatted(
-        "parameter {} of its optimizer is '{}', of the one here '{}': the state goes by their order, so give the optimizer the same", i,
-        stored[i].front(), here[i].front()));
+    const auto is_also_here = [&](const std::string& name) {
+      return std::ranges::find(here[i], name) != here[i].end();
+    };
+    if (stored[i].empty() || here[i].empty() || std::ranges::any_of(stored[i], is_also_here))
+      continue;
+    throw CheckpointError(
+        formatted("parameter {} of its optimizer is '{}', of the one here '{}': the state goes by "
+                  "their order, so give the optimizer the same",
+                  i, stored[i].front(), here[i].front()));
   }
 }
 

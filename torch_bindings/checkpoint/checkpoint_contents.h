@@ -1,6 +1,7 @@
 #pragma once
-/// The contents of a Checkpoint's file: its head, the states that belong to single ranks, and the values for a module's tensors. Local; one
-/// thread at a time. Errors: CheckpointError for what does not fit; LibTorch's c10::Error for what is damaged. Owns what it reads.
+/// The contents of a Checkpoint's file: its head, the states that belong to single ranks, and the
+/// values for a module's tensors. Local; one thread at a time. Errors: CheckpointError for what
+/// does not fit; LibTorch's c10::Error for what is damaged. Owns what it reads.
 // Tested in tests/torch_bindings/checkpoint/checkpoint_test.cc
 
 #include <torch/nn/module.h>
@@ -32,7 +33,8 @@ struct OfRank {
 /// Returns it as a text for the file.
 std::string pack(const OfRank& state);
 /// Returns what `pack` has written. `known`: the module's buffers; files had their places once.
-OfRank unpack(const std::string& text, const std::vector<std::pair<std::string, at::Tensor>>& known);
+OfRank unpack(const std::string& text,
+              const std::vector<std::pair<std::string, at::Tensor>>& known);
 
 /// A tensor of the module, and the one in the file that it becomes.
 struct Found {
@@ -40,18 +42,22 @@ struct Found {
   at::Tensor tensor, stored;
 };
 
-/// Finds what each tensor of the module becomes, as Module::save nests them. Throws for what does not fit.
-void match(torch::nn::Module& module, torch::serialize::InputArchive& archive, const std::string& prefix, std::vector<Found>& found);
+/// Finds what each tensor of the module becomes, as Module::save nests them. Throws for what does
+/// not fit.
+void match(torch::nn::Module& module, torch::serialize::InputArchive& archive,
+           const std::string& prefix, std::vector<Found>& found);
 /// Throws if tensors that are one here (tied weights) are several in the file, with other values.
 void check_tied(const std::vector<Found>& found);
 /// Returns the tensors in the file whose values that looks at.
 std::vector<at::Tensor> to_be_equal(const std::vector<Found>& found);
 
-/// The names that a module has for each of an optimizer's parameters: several where it is tied, none where it is not the module's.
+/// The names that a module has for each of an optimizer's parameters: several where it is tied,
+/// none where it is not the module's.
 using NamesInOrder = std::vector<std::vector<std::string>>;
 /// Returns them in the order in which the parameters' state is written.
 NamesInOrder names_in_order(const torch::nn::Module& module, torch::optim::Optimizer& optimizer);
-/// Throws CheckpointError where the state in the file would go to other parameters than those it is of.
+/// Throws CheckpointError where the state in the file would go to other parameters than those it is
+/// of.
 void check_order(torch::serialize::InputArchive& archive, const NamesInOrder& here);
 
 }  // namespace hvd::detail

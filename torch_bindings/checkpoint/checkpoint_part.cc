@@ -7,7 +7,9 @@
 
 namespace hvd {
 
-std::string CheckpointPart::name_of(const std::type_info& type) { return c10::demangle(type.name()); }
+std::string CheckpointPart::name_of(const std::type_info& type) {
+  return c10::demangle(type.name());
+}
 
 CheckpointPart::CheckpointPart(GradScaler& scaler)
     : type_(name_of(typeid(GradScaler))),
@@ -37,6 +39,7 @@ CheckpointPart::CheckpointPart(GradScaler& scaler)
         }
       }) {}
 
-CheckpointPart::CheckpointPart(const at::Generator& generator) : type_("at::Generator"), generator_(generator) {}
+CheckpointPart::CheckpointPart(const at::Generator& generator)
+    : type_("at::Generator"), generator_(generator) {}
 
 }  // namespace hvd

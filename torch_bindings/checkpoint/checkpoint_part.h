@@ -1,8 +1,10 @@
 #pragma once
-/// A CheckpointPart is something of a training run that a Checkpoint saves and loads beside model and optimizer, by reference: a scheduler,
-/// an ExponentialMovingAverage, an ElasticSampler, a GradScaler, whatever has `save(OutputArchive&)` and `load(InputArchive&)`, and random
-/// number generators of the user's own. The first rank's state is saved and all ranks get it, as these are alike on all; but each rank has
-/// its own generators. Refers to the object, which must outlive it; local, for the thread that saves and loads.
+/// A CheckpointPart is something of a training run that a Checkpoint saves and loads beside model
+/// and optimizer, by reference: a scheduler, an ExponentialMovingAverage, an ElasticSampler, a
+/// GradScaler, whatever has `save(OutputArchive&)` and `load(InputArchive&)`, and random number
+/// generators of the user's own. The first rank's state is saved and all ranks get it, as these are
+/// alike on all; but each rank has its own generators. Refers to the object, which must outlive it;
+/// local, for the thread that saves and loads.
 // Tested in tests/torch_bindings/checkpoint/checkpoint_run_test.cc
 
 #include <ATen/core/Generator.h>
@@ -20,16 +22,18 @@ namespace hvd {
 
 class GradScaler;
 
-/// A type that can be a part as it is. No module and no optimizer: those belong to a Checkpoint of their own, which knows of shards and
-/// ranks.
+/// A type that can be a part as it is. No module and no optimizer: those belong to a Checkpoint of
+/// their own, which knows of shards and ranks.
 template <class T>
-concept CheckpointState = !std::derived_from<T, torch::nn::Module> && !std::derived_from<T, torch::optim::Optimizer> &&
-                          requires(T & part, torch::serialize::OutputArchive& to, torch::serialize::InputArchive& from) {
+concept CheckpointState =
+    !std::derived_from<T, torch::nn::Module> && !std::derived_from<T, torch::optim::Optimizer> &&
+    requires(T & part, torch::serialize::OutputArchive& to, torch::serialize::InputArchive& from) {
   part.save(to);
   part.load(from);
 };
 
-/// A CheckpointPart is written where one is wanted: `checkpoint.save(net, optimizer, step, {schedule, scaler, average})`.
+/// A CheckpointPart is written where one is wanted: `checkpoint.save(net, optimizer, step,
+/// {schedule, scaler, average})`.
 class CheckpointPart {
  public:
   /// Refers to an object that saves and loads itself.
@@ -40,7 +44,8 @@ class CheckpointPart {
         load_([&part](torch::serialize::InputArchive& archive) { part.load(archive); }) {}
   /// Refers to a scaler: its scale, factors, and steps since it grew.
   CheckpointPart(GradScaler& scaler);  // NOLINT(google-explicit-constructor)
-  /// Refers to a generator, of which each rank has its own state. Ranks of which the file has none keep theirs.
+  /// Refers to a generator, of which each rank has its own state. Ranks of which the file has none
+  /// keep theirs.
   CheckpointPart(const at::Generator& generator);  // NOLINT(google-explicit-constructor)
 
   /// Returns the object's type, for messages and for the file.

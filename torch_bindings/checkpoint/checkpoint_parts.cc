@@ -31,15 +31,19 @@ std::vector<InputArchive> find_parts(InputArchive& archive, std::span<const Chec
   std::vector<InputArchive> found(parts.size());
   if (parts.empty()) return found;
   InputArchive all;
-  if (!archive.try_read("parts", all)) throw CheckpointError(formatted("it was saved without parts, and the program has {}", parts.size()));
+  if (!archive.try_read("parts", all))
+    throw CheckpointError(
+        formatted("it was saved without parts, and the program has {}", parts.size()));
   c10::IValue value;
   all.read("size", value);
   if (value.toInt() != static_cast<std::int64_t>(parts.size()))
-    throw CheckpointError(formatted("it has {} parts, and the program {}", value.toInt(), parts.size()));
+    throw CheckpointError(
+        formatted("it has {} parts, and the program {}", value.toInt(), parts.size()));
   for (std::size_t i = 0; i < parts.size(); ++i) {
     all.read(formatted("type.{}", i), value);
     if (value.toStringRef() != parts[i].type())
-      throw CheckpointError(formatted("its part {} is a {}, that of the program a {}", i, value.toStringRef(), parts[i].type()));
+      throw CheckpointError(formatted("its part {} is a {}, that of the program a {}", i,
+                                      value.toStringRef(), parts[i].type()));
     all.read(formatted("state.{}", i), found[i]);
   }
   return found;
@@ -54,7 +58,8 @@ std::string PartsLoad::load(std::vector<InputArchive>& states) {
       before_.emplace_back(i, text_of(before));
       parts_[i].load(states[i]);
     } catch (...) {
-      return formatted("its part {}, a {}, does not fit the one here: {}", i, parts_[i].type(), words_of_current_exception());
+      return formatted("its part {}, a {}, does not fit the one here: {}", i, parts_[i].type(),
+                       words_of_current_exception());
     }
   }
   return "";

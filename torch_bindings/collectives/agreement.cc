@@ -21,7 +21,8 @@ namespace hvd::detail {
 namespace {
 
 /// Throws. `all`: of each rank, in rank order.
-[[noreturn]] void tell_differences(std::string_view what, const std::vector<Statements>& all, const std::vector<int>& ranks) {
+[[noreturn]] void tell_differences(std::string_view what, const std::vector<Statements>& all,
+                                   const std::vector<int>& ranks) {
   constexpr std::size_t kShown = 3;
   std::vector<std::map<std::string, std::string>> by_name;
   for (const auto& statements : all) by_name.emplace_back(statements.begin(), statements.end());
@@ -34,14 +35,19 @@ namespace {
       std::vector<std::string> of_this;
       for (const auto& known : by_name) {
         const auto found = known.find(name);
-        of_this.push_back(found == known.end() ? formatted("no {}", name) : formatted("{} is {}", name, found->second));
+        of_this.push_back(found == known.end() ? formatted("no {}", name)
+                                               : formatted("{} is {}", name, found->second));
       }
-      if (std::all_of(of_this.begin(), of_this.end(), [&](const auto& words) { return words == of_this.front(); })) continue;
+      if (std::all_of(of_this.begin(), of_this.end(),
+                      [&](const auto& words) { return words == of_this.front(); }))
+        continue;
       if (++differences > kShown) continue;
-      for (std::size_t i = 0; i < said.size(); ++i) said[i] += (said[i].empty() ? "" : ", ") + of_this[i];
+      for (std::size_t i = 0; i < said.size(); ++i)
+        said[i] += (said[i].empty() ? "" : ", ") + of_this[i];
     }
   }
-  const std::string more = differences > kShown ? formatted(" (and {} more differ)", differences - kShown) : "";
+  const std::string more =
+      differences > kShown ? formatted(" (and {} more differ)", differences - kShown) : "";
   throw Mismatch(formatted("{}: the ranks differ: {}{}", what, grouped_by_rank(ranks, said), more));
 }
 
@@ -64,20 +70,24 @@ Shape shape_of_digest(std::uint64_t digest) {
 void check_root(std::string_view what, int root_rank, const ProcessSet& process_set) {
   const auto ranks = process_set.ranks();
   if (std::find(ranks.begin(), ranks.end(), root_rank) == ranks.end())
-    throw InvalidArgument(
-        formatted("{}: root rank {} is not in process set {} (ranks {})", what, root_rank, process_set.id(), rank_list(ranks)));
+    throw InvalidArgument(formatted("{}: root rank {} is not in process set {} (ranks {})", what,
+                                    root_rank, process_set.id(), rank_list(ranks)));
 }
 
 void agree_on(std::string_view what, const Statements& statements, const ProcessSet& process_set) {
   if (process_set.size() == 1 && process_set.included()) return;
   Statements sorted = statements;
   std::sort(sorted.begin(), sorted.end());
-  std::array<std::uint64_t, 2> digests{1, 2};  // chains that begin elsewhere, so that 128 bits count
+  // chains that begin elsewhere, so that 128 bits count
+  std::array<std::uint64_t, 2> digests{1, 2};
   for (auto& digest : digests)
     for (const auto& [name, value] : sorted) digest = digest_of(value, digest_of(name, digest));
-  const at::Tensor mine = torch::tensor({static_cast<std::int64_t>(digests[0]), static_cast<std::int64_t>(digests[1])}, torch::kInt64);
-  const at::Tensor all =
-      allgather(mine.reshape({1, 2}), {.name = library_name(formatted("{}.agreement", what)), .process_set = process_set});
+  const at::Tensor mine =
+      torch::tensor({static_cast<std::int64_t>(digests[0]), static_cast<std::int64_t>(digests[1])},
+                    torch::kInt64);
+  const at::Tensor all = allgather(
+      mine.reshape({1, 2}),
+      {.name = library_name(formatted("{}.agreement", what)), .process_set = process_set});
   if (all.eq(all[0]).all().item<bool>()) return;
   tell_differences(what, allgather_object(statements, process_set), process_set.ranks());
 }
@@ -91,8 +101,10 @@ std::string describe(const at::Tensor& tensor) {
     text = at::toString(tensor.scalar_type());
   }
   text += " " + to_string(tensor.sizes().vec());
-  if (tensor.layout() != at::kStrided) text += formatted(" ({})", tensor.is_sparse() ? "sparse" : "not strided");
-  if (!tensor.is_cpu()) text += " on " + c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true);
+  if (tensor.layout() != at::kStrided)
+    text += formatted(" ({})", tensor.is_sparse() ? "sparse" : "not strided");
+  if (!tensor.is_cpu())
+    text += " on " + c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true);
   return text;
 }
 
@@ -107,7 +119,8 @@ std::vector<at::Tensor> gather_text(const std::string& text, const ProcessSet& p
   std::memcpy(to + 8, text.data(), text.size());
   const at::Tensor splits = torch::zeros({process_set.size()}, torch::kInt64);
   splits[0] = rows;
-  const auto [all, received] = alltoall(mine, {.name = library_name("gather_text"), .splits = splits, .process_set = process_set});
+  const auto [all, received] = alltoall(
+      mine, {.name = library_name("gather_text"), .splits = splits, .process_set = process_set});
   std::vector<at::Tensor> texts;
   if (process_set.rank() != 0) return texts;
   std::int64_t first = 0;
@@ -122,7 +135,8 @@ std::vector<at::Tensor> gather_text(const std::string& text, const ProcessSet& p
   return texts;
 }
 
-std::string said_by_all(const std::string& mine, const std::string& name, const ProcessSet& process_set) {
+std::string said_by_all(const std::string& mine, const std::string& name,
+                        const ProcessSet& process_set) {
   const at::Tensor bytes = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
   if (!mine.empty()) std::memcpy(bytes.mutable_data_ptr(), mine.data(), mine.size());
   try {
@@ -140,14 +154,17 @@ std::string refused_name(const std::string& name) {
 }
 }  // namespace
 
-at::Tensor allreduce_unless_refused(const at::Tensor& tensor, const AllreduceOptions& options, const std::string& refusal) {
+at::Tensor allreduce_unless_refused(const at::Tensor& tensor, const AllreduceOptions& options,
+                                    const std::string& refusal) {
   try {
-    return allreduce(refusal.empty() ? tensor : tensor.unsqueeze(0), options);  // another shape, which is a Mismatch
-  } catch (const Deadlock&) {                                                   // the others are somewhere else
+    // another shape, which is a Mismatch
+    return allreduce(refusal.empty() ? tensor : tensor.unsqueeze(0), options);
+  } catch (const Deadlock&) {  // the others are somewhere else
     throw;
   } catch (const Mismatch& error) {
     const std::string mine = refusal.empty() ? "" : formatted("; rank {}: {}", rank(), refusal);
-    throw Mismatch(error.what() + said_by_all(mine, refused_name(options.name), options.process_set));
+    throw Mismatch(error.what() +
+                   said_by_all(mine, refused_name(options.name), options.process_set));
   }
 }
 

@@ -19,15 +19,18 @@ using detail::Operation;
 using Tensors = std::vector<at::Tensor>;
 
 /// `rows`: of the operation, once it is done.
-detail::GradientRule gather_rule(const AllgatherOptions& options, const std::shared_ptr<Operation::Rows>& rows) {
+detail::GradientRule gather_rule(const AllgatherOptions& options,
+                                 const std::shared_ptr<Operation::Rows>& rows) {
   return [options, rows](const Tensors& gradients) {
     const std::string name = detail::gradient_name(options.name, gradients);
-    const Tensors means = grouped_allreduce(gradients, {.name = name, .process_set = options.process_set});
+    const Tensors means =
+        grouped_allreduce(gradients, {.name = name, .process_set = options.process_set});
     const auto self = static_cast<std::size_t>(options.process_set.rank());
     Tensors own;
     for (std::size_t i = 0; i < means.size(); ++i) {
       const auto& of_ranks = rows->at(i);
-      const auto begin = std::accumulate(of_ranks.begin(), of_ranks.begin() + static_cast<std::ptrdiff_t>(self), std::int64_t{0});
+      const auto begin = std::accumulate(
+          of_ranks.begin(), of_ranks.begin() + static_cast<std::ptrdiff_t>(self), std::int64_t{0});
       own.push_back(means[i].slice(0, begin, begin + of_ranks[self]));
     }
     return own;
@@ -40,7 +43,8 @@ std::shared_ptr<Operation> gathering(const Tensors& tensors, const AllgatherOpti
   return operation;
 }
 
-Handle<Tensors> gather_into(const detail::Target& target, const AllgatherOptions& options, After after) {
+Handle<Tensors> gather_into(const detail::Target& target, const AllgatherOptions& options,
+                            After after) {
   const auto operation = target.operation(options.process_set);
   return target.start(operation, after, gather_rule(options, operation->rows));
 }
@@ -49,7 +53,9 @@ Handle<Tensors> gather_into(const detail::Target& target, const AllgatherOptions
 
 at::Tensor allgather(const at::Tensor& tensor, const AllgatherOptions& options) {
   const WorldScope scope(options.world);
-  if (const auto gathered = detail::run_by_rows(OpKind::Allgather, tensor, options); gathered.defined()) return gathered;
+  if (const auto gathered = detail::run_by_rows(OpKind::Allgather, tensor, options);
+      gathered.defined())
+    return gathered;
   return detail::start(gathering({tensor}, options), After::Wait).wait().front();
 }
 Handle<at::Tensor> allgather_async(const at::Tensor& tensor, const AllgatherOptions& options) {
@@ -65,13 +71,15 @@ Handle<Tensors> grouped_allgather_async(const Tensors& tensors, const AllgatherO
   return detail::start(gathering(tensors, options), After::Return);
 }
 
-at::Tensor allgather_into(at::Tensor output, const at::Tensor& input, const AllgatherOptions& options) {
+at::Tensor allgather_into(at::Tensor output, const at::Tensor& input,
+                          const AllgatherOptions& options) {
   const WorldScope scope(options.world);
   const detail::Target target(std::move(output), input, OpKind::Allgather, options.name);
   if (!target.run_small(options)) gather_into(target, options, After::Wait);
   return target.output();
 }
-Handle<at::Tensor> allgather_into_async(at::Tensor output, const at::Tensor& input, const AllgatherOptions& options) {
+Handle<at::Tensor> allgather_into_async(at::Tensor output, const at::Tensor& input,
+                                        const AllgatherOptions& options) {
   const WorldScope scope(options.world);
   const detail::Target target(std::move(output), input, OpKind::Allgather, options.name);
   return detail::first(gather_into(target, options, After::Return));

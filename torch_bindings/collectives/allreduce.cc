@@ -24,8 +24,10 @@ detail::GradientRule allreduce_rule(const AllreduceOptions& options) {
   };
 }
 
-std::shared_ptr<Operation> allreduction(const Tensors& tensors, const AllreduceOptions& options, Form form) {
-  return detail::operation_of_same_shapes(OpKind::Allreduce, tensors, options, form, options.compression, allreduce_rule);
+std::shared_ptr<Operation> allreduction(const Tensors& tensors, const AllreduceOptions& options,
+                                        Form form) {
+  return detail::operation_of_same_shapes(OpKind::Allreduce, tensors, options, form,
+                                          options.compression, allreduce_rule);
 }
 
 }  // namespace
@@ -34,14 +36,16 @@ at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options) 
   const WorldScope scope(options.world);
   if (detail::may_run_small(tensor, options) && !detail::needs_gradient({tensor})) {
     SmallCall call = detail::small_call(OpKind::Allreduce, tensor, options);
-    if (const auto output = at::empty(tensor.sizes(), tensor.options().requires_grad(false)); detail::run_small(call, output))
+    if (const auto output = at::empty(tensor.sizes(), tensor.options().requires_grad(false));
+        detail::run_small(call, output))
       return output;
   }
   return detail::start(allreduction({tensor}, options, Form::Fresh), After::Wait).wait().front();
 }
 at::Tensor allreduce_(at::Tensor tensor, const AllreduceOptions& options) {
   const WorldScope scope(options.world);
-  if (detail::may_run_small(tensor, options) && !detail::changes_history(tensor, "allreduce", options.name)) {
+  if (detail::may_run_small(tensor, options) &&
+      !detail::changes_history(tensor, "allreduce", options.name)) {
     SmallCall call = detail::small_call(OpKind::Allreduce, tensor, options);
     if (detail::run_small_in_place(call, tensor)) return tensor;
   }
@@ -53,7 +57,8 @@ Handle<at::Tensor> allreduce_async(const at::Tensor& tensor, const AllreduceOpti
 }
 Handle<at::Tensor> allreduce_async_(at::Tensor tensor, const AllreduceOptions& options) {
   const WorldScope scope(options.world);
-  return detail::first(detail::start_in_place("allreduce", {tensor}, options, allreduction, allreduce_rule));
+  return detail::first(
+      detail::start_in_place("allreduce", {tensor}, options, allreduction, allreduce_rule));
 }
 
 Tensors grouped_allreduce(const Tensors& tensors, const AllreduceOptions& options) {

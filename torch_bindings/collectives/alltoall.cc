@@ -14,14 +14,20 @@
 
 namespace hvd {
 
-std::vector<std::int64_t> detail::splits_of(const at::Tensor& tensor, const AlltoallOptions& options) {
+std::vector<std::int64_t> detail::splits_of(const at::Tensor& tensor,
+                                            const AlltoallOptions& options) {
   const int ranks = options.process_set.size();
-  if (!options.splits) return tensor.dim() == 0 ? std::vector<std::int64_t>{} : even_splits(tensor.size(0), ranks, options.name);
+  if (!options.splits)
+    return tensor.dim() == 0 ? std::vector<std::int64_t>{}
+                             : even_splits(tensor.size(0), ranks, options.name);
   const at::Tensor& splits = *options.splits;
-  if (!splits.defined()) throw InvalidArgument(formatted("alltoall '{}': the splits are an undefined tensor", options.name));
+  if (!splits.defined())
+    throw InvalidArgument(
+        formatted("alltoall '{}': the splits are an undefined tensor", options.name));
   const bool whole = splits.scalar_type() == at::kInt || splits.scalar_type() == at::kLong;
   if (!whole || splits.dim() != 1)
-    throw InvalidArgument(formatted("alltoall '{}': splits must be a 1-D tensor of int32 or int64", options.name));
+    throw InvalidArgument(
+        formatted("alltoall '{}': splits must be a 1-D tensor of int32 or int64", options.name));
   const at::Tensor here = splits.detach().to(at::kCPU, at::kLong).contiguous();
   return {here.const_data_ptr<std::int64_t>(), here.const_data_ptr<std::int64_t>() + here.numel()};
 }
@@ -32,12 +38,16 @@ using detail::Operation;
 using Tensors = std::vector<at::Tensor>;
 
 /// `rows`: of the operation, once it is done.
-detail::GradientRule exchange_rule(const AlltoallOptions& options, const at::Tensor& input, const std::vector<std::int64_t>& splits,
+detail::GradientRule exchange_rule(const AlltoallOptions& options, const at::Tensor& input,
+                                   const std::vector<std::int64_t>& splits,
                                    const std::shared_ptr<Operation::Rows>& rows) {
-  const std::int64_t unsent = input.size(0) - std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
+  const std::int64_t unsent =
+      input.size(0) - std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
   return [options, unsent, rows](const Tensors& gradients) {
     AlltoallOptions back{
-        .name = detail::gradient_name(options.name, gradients, /*rows_differ=*/true), .splits = {}, .process_set = options.process_set};
+        .name = detail::gradient_name(options.name, gradients, /*rows_differ=*/true),
+        .splits = {},
+        .process_set = options.process_set};
     back.splits = torch::tensor(rows->at(0));
     at::Tensor gradient = alltoall(gradients.front(), back).output;
     if (unsent > 0) {
@@ -53,29 +63,37 @@ std::shared_ptr<Operation> exchanging(const at::Tensor& tensor, const AlltoallOp
   auto operation = detail::operation_by_rows(OpKind::Alltoall, Tensors{tensor}, options);
   const auto splits = detail::splits_of(tensor, options);
   operation->submission.tensors.front().splits = splits;
-  if (detail::needs_gradient({tensor})) operation->backward = exchange_rule(options, tensor, splits, operation->rows);
+  if (detail::needs_gradient({tensor}))
+    operation->backward = exchange_rule(options, tensor, splits, operation->rows);
   return operation;
 }
 
-at::Device device_of_splits(const AlltoallOptions& options) { return options.splits ? options.splits->device() : at::Device(at::kCPU); }
+at::Device device_of_splits(const AlltoallOptions& options) {
+  return options.splits ? options.splits->device() : at::Device(at::kCPU);
+}
 
-Handle<AlltoallResult> with_splits(const Handle<Tensors>& handle, const std::shared_ptr<Operation>& operation,
+Handle<AlltoallResult> with_splits(const Handle<Tensors>& handle,
+                                   const std::shared_ptr<Operation>& operation,
                                    const AlltoallOptions& options) {
   const at::Device device = device_of_splits(options);
   return handle.map<AlltoallResult>([rows = operation->rows, device](const Tensors& tensors) {
-    return AlltoallResult{tensors.front(), torch::tensor(rows->at(0), at::kLong).to(device, at::kInt)};
+    return AlltoallResult{tensors.front(),
+                          torch::tensor(rows->at(0), at::kLong).to(device, at::kInt)};
   });
 }
 
-Handle<AlltoallResult> start_exchange(const std::shared_ptr<Operation>& operation, const AlltoallOptions& options, After after) {
+Handle<AlltoallResult> start_exchange(const std::shared_ptr<Operation>& operation,
+                                      const AlltoallOptions& options, After after) {
   return with_splits(detail::start(operation, after), operation, options);
 }
 
-Handle<AlltoallResult> exchange_into(at::Tensor output, const at::Tensor& input, const AlltoallOptions& options, After after) {
+Handle<AlltoallResult> exchange_into(at::Tensor output, const at::Tensor& input,
+                                     const AlltoallOptions& options, After after) {
   const detail::Target target(std::move(output), input, OpKind::Alltoall, options.name);
   const auto splits = detail::splits_of(input, options);
   const auto operation = target.operation(options.process_set, splits);
-  const auto rule = input.dim() == 0 ? detail::GradientRule() : exchange_rule(options, input, splits, operation->rows);
+  const auto rule = input.dim() == 0 ? detail::GradientRule()
+                                     : exchange_rule(options, input, splits, operation->rows);
   return with_splits(target.start(operation, after, rule), operation, options);
 }
 
@@ -86,8 +104,10 @@ AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options
   if (detail::is_plain(tensor) && detail::is_small(tensor, OpKind::Alltoall) && tensor.dim() > 0) {
     const auto splits = detail::splits_of(tensor, options);
     std::vector<std::int64_t> received(splits.size());
-    const at::Tensor output = detail::run_by_rows(OpKind::Alltoall, tensor, options, splits, received);
-    if (output.defined()) return {output, torch::tensor(received, at::kLong).to(device_of_splits(options), at::kInt)};
+    const at::Tensor output =
+        detail::run_by_rows(OpKind::Alltoall, tensor, options, splits, received);
+    if (output.defined())
+      return {output, torch::tensor(received, at::kLong).to(device_of_splits(options), at::kInt)};
   }
   return start_exchange(exchanging(tensor, options), options, After::Wait).wait();
 }
@@ -96,11 +116,13 @@ Handle<AlltoallResult> alltoall_async(const at::Tensor& tensor, const AlltoallOp
   return start_exchange(exchanging(tensor, options), options, After::Return);
 }
 
-AlltoallResult alltoall_into(at::Tensor output, const at::Tensor& input, const AlltoallOptions& options) {
+AlltoallResult alltoall_into(at::Tensor output, const at::Tensor& input,
+                             const AlltoallOptions& options) {
   const WorldScope scope(options.world);
   return exchange_into(std::move(output), input, options, After::Wait).wait();
 }
-Handle<AlltoallResult> alltoall_into_async(at::Tensor output, const at::Tensor& input, const AlltoallOptions& options) {
+Handle<AlltoallResult> alltoall_into_async(at::Tensor output, const at::Tensor& input,
+                                           const AlltoallOptions& options) {
   const WorldScope scope(options.world);
   return exchange_into(std::move(output), input, options, After::Return);
 }

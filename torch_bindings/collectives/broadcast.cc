@@ -20,7 +20,8 @@ using Tensors = std::vector<at::Tensor>;
 
 detail::GradientRule broadcast_rule(const BroadcastOptions& options) {
   return [options](const Tensors& gradients) {
-    AllreduceOptions average{.name = detail::gradient_name(options.name, gradients), .process_set = options.process_set};
+    AllreduceOptions average{.name = detail::gradient_name(options.name, gradients),
+                             .process_set = options.process_set};
     Tensors means = grouped_allreduce(gradients, average);
     if (rank() != options.root_rank)
       for (auto& mean : means) mean.zero_();
@@ -28,19 +29,23 @@ detail::GradientRule broadcast_rule(const BroadcastOptions& options) {
   };
 }
 
-std::shared_ptr<Operation> broadcasting(const Tensors& tensors, const BroadcastOptions& options, Form form) {
-  return detail::operation_of_same_shapes(OpKind::Broadcast, tensors, options, form, Compression::none(), broadcast_rule);
+std::shared_ptr<Operation> broadcasting(const Tensors& tensors, const BroadcastOptions& options,
+                                        Form form) {
+  return detail::operation_of_same_shapes(OpKind::Broadcast, tensors, options, form,
+                                          Compression::none(), broadcast_rule);
 }
 
 }  // namespace
 
 at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
   const WorldScope scope(options.world);
-  if (detail::is_plain(tensor) && detail::is_small(tensor, OpKind::Broadcast) && !detail::needs_gradient({tensor})) {
+  if (detail::is_plain(tensor) && detail::is_small(tensor, OpKind::Broadcast) &&
+      !detail::needs_gradient({tensor})) {
     SmallCall call = detail::small_call(OpKind::Broadcast, tensor, options);
     const auto alike = tensor.options().requires_grad(false);
     const bool is_tiny = detail::is_small(tensor, OpKind::Allreduce);
-    const at::Tensor output = is_tiny ? at::empty(tensor.sizes(), alike) : detail::empty_shared(tensor.sizes(), alike);
+    const at::Tensor output =
+        is_tiny ? at::empty(tensor.sizes(), alike) : detail::empty_shared(tensor.sizes(), alike);
     if (detail::run_small(call, output)) return output;
   }
   return detail::start(broadcasting({tensor}, options, Form::Fresh), After::Wait).wait().front();
@@ -60,14 +65,17 @@ Handle<at::Tensor> broadcast_async(const at::Tensor& tensor, const BroadcastOpti
 }
 Handle<at::Tensor> broadcast_async_(at::Tensor tensor, const BroadcastOptions& options) {
   const WorldScope scope(options.world);
-  return detail::first(detail::start_in_place("broadcast", {tensor}, options, broadcasting, broadcast_rule));
+  return detail::first(
+      detail::start_in_place("broadcast", {tensor}, options, broadcasting, broadcast_rule));
 }
 
 namespace detail {
-Handle<Tensors> grouped_broadcast_async_(Tensors tensors, std::vector<std::string> names, const BroadcastOptions& options) {
+Handle<Tensors> grouped_broadcast_async_(Tensors tensors, std::vector<std::string> names,
+                                         const BroadcastOptions& options) {
   const WorldScope scope(options.world);
   const auto operation = broadcasting(tensors, options, Form::InPlace);
-  for (std::size_t i = 0; i < names.size(); ++i) operation->submission.tensors.at(i).name = std::move(names[i]);
+  for (std::size_t i = 0; i < names.size(); ++i)
+    operation->submission.tensors.at(i).name = std::move(names[i]);
   return detail::start(operation, After::Return);
 }
 }  // namespace detail

@@ -24,8 +24,10 @@ struct Rule : torch::CustomClassHolder {
 /// `results` null: the inputs themselves, which have been changed.
 class Communicated : public torch::autograd::Function<Communicated> {
  public:
-  static variable_list forward(AutogradContext* context, at::TensorList given, const Tensors* results, GradientRule* rule) {
-    context->saved_data["rule"] = c10::IValue::make_capsule(c10::make_intrusive<Rule>(std::move(*rule)));
+  static variable_list forward(AutogradContext* context, at::TensorList given,
+                               const Tensors* results, GradientRule* rule) {
+    context->saved_data["rule"] =
+        c10::IValue::make_capsule(c10::make_intrusive<Rule>(std::move(*rule)));
     if (results != nullptr) return *results;
     context->mark_dirty(given.vec());
     return given.vec();
@@ -42,7 +44,8 @@ class Communicated : public torch::autograd::Function<Communicated> {
 class Written : public torch::autograd::Function<Written> {
  public:
   static variable_list forward(AutogradContext* context, at::TensorList both, GradientRule* rule) {
-    context->saved_data["rule"] = c10::IValue::make_capsule(c10::make_intrusive<Rule>(std::move(*rule)));
+    context->saved_data["rule"] =
+        c10::IValue::make_capsule(c10::make_intrusive<Rule>(std::move(*rule)));
     context->mark_dirty({both[1]});
     return {both[1]};
   }
@@ -58,7 +61,8 @@ class Written : public torch::autograd::Function<Written> {
 }  // namespace
 
 Tensors tied(const Tensors& given, const Tensors& results, GradientRule rule) {
-  return Communicated::apply(at::TensorList(given), &results, &rule);  // a TensorList: autograd would not look into a vector
+  // a TensorList: autograd would not look into a vector
+  return Communicated::apply(at::TensorList(given), &results, &rule);
 }
 
 bool changes_history(const at::Tensor& tensor, std::string_view what, const std::string& name) {
@@ -68,12 +72,15 @@ bool changes_history(const at::Tensor& tensor, std::string_view what, const std:
   return true;
 }
 
-void refuse_several_views(const at::Tensor& tensor, std::string_view what, const std::string& name) {
+void refuse_several_views(const at::Tensor& tensor, std::string_view what,
+                          const std::string& name) {
   using torch::autograd::can_mutate_inplace_result;
-  if (torch::autograd::can_mutate_inplace(tensor, true) == can_mutate_inplace_result::success) return;
+  if (torch::autograd::can_mutate_inplace(tensor, true) == can_mutate_inplace_result::success)
+    return;
   throw InvalidArgument(
-      formatted("{} '{}': in place on one of several views that one operation made (as split, chunk and unbind do), of a tensor that "
-                "requires a gradient; clone it first, or use the form that returns a new tensor",
+      formatted("{} '{}': in place on one of several views that one operation made (as split, "
+                "chunk and unbind do), of a tensor that requires a gradient; clone it first, or "
+                "use the form that returns a new tensor",
                 what, name));
 }
 

@@ -1,7 +1,9 @@
 #pragma once
-/// Collectives whose results have the shapes of their arguments, and their forms that change these: how a group of tensors that may share
-/// memory is read and written, and what autograd is told. Any thread. Errors: InvalidArgument for what autograd cannot express.
-// Tested in tests/torch_bindings/collectives/operation_test.cc, tests/torch_bindings/what_if/what_if_collectives_test.cc
+/// Collectives whose results have the shapes of their arguments, and their forms that change these:
+/// how a group of tensors that may share memory is read and written, and what autograd is told. Any
+/// thread. Errors: InvalidArgument for what autograd cannot express.
+// Tested in tests/torch_bindings/collectives/operation_test.cc,
+// tests/torch_bindings/what_if/what_if_collectives_test.cc
 
 #include <string>
 #include <string_view>
@@ -13,17 +15,21 @@
 
 namespace hvd::detail {
 
-/// Returns the tensors as an operation in place reads and writes them; those that it cannot are copied, and written when it is done.
+/// Returns the tensors as an operation in place reads and writes them; those that it cannot are
+/// copied, and written when it is done.
 std::vector<at::Tensor> dense_in_place(const std::vector<at::Tensor>& tensors);
 
-/// Adds the tensors that the operation was given, and results of their shapes: the tensors themselves, or new ones. What `compression`
-/// packs travels from a copy.
+/// Adds the tensors that the operation was given, and results of their shapes: the tensors
+/// themselves, or new ones. What `compression` packs travels from a copy.
 void add_given(Operation& operation, const Compression& compression);
-/// Returns an operation whose results have the shapes of its tensors, in either form: allreduce, broadcast. `rule`: makes the one for its
-/// gradients.
+/// Returns an operation whose results have the shapes of its tensors, in either form: allreduce,
+/// broadcast. `rule`: makes the one for its gradients.
 template <class Options>
-std::shared_ptr<Operation> operation_of_same_shapes(OpKind kind, const std::vector<at::Tensor>& tensors, const Options& options, Form form,
-                                                    const Compression& compression, GradientRule (*rule)(const Options&)) {
+std::shared_ptr<Operation> operation_of_same_shapes(OpKind kind,
+                                                    const std::vector<at::Tensor>& tensors,
+                                                    const Options& options, Form form,
+                                                    const Compression& compression,
+                                                    GradientRule (*rule)(const Options&)) {
   check_group(tensors, name_of(kind), options.name, form);
   compression.refuse_memory(name_of(kind));
   const bool is_differentiable = form == Form::Fresh && needs_gradient(tensors);
@@ -36,12 +42,14 @@ std::shared_ptr<Operation> operation_of_same_shapes(OpKind kind, const std::vect
   return operation;
 }
 
-/// The tensors of a group that are another function of what came before when they have been changed.
+/// The tensors of a group that are another function of what came before when they have been
+/// changed.
 class Histories {
  public:
   /// Looks at the tensors before they are changed. Throws InvalidArgument.
   Histories(const std::vector<at::Tensor>& tensors, std::string_view what, const std::string& name);
-  /// Once they are changed, or about to be. Each has a rule of its own: of a group, one may be a view and another need no gradient.
+  /// Once they are changed, or about to be. Each has a rule of its own: of a group, one may be a
+  /// view and another need no gradient.
   template <class Options>
   void rewrite(const Options& options, GradientRule (*rule)(const Options&)) const {
     for (const auto& [number, tensor] : changed_) {
@@ -52,26 +60,30 @@ class Histories {
   }
 
  private:
-  /// Returns whether it is none of those before it. Throws InvalidArgument if it is part of one: its gradient would be reduced twice.
+  /// Returns whether it is none of those before it. Throws InvalidArgument if it is part of one:
+  /// its gradient would be reduced twice.
   [[nodiscard]] bool is_another(const at::Tensor& tensor, const std::string& which) const;
   std::vector<std::pair<std::size_t, at::Tensor>> changed_;
   bool group_;
 };
 
-/// Both forms take the function that makes the operation, and the one that makes its rule for gradients.
+/// Both forms take the function that makes the operation, and the one that makes its rule for
+/// gradients.
 template <class Options>
-std::vector<at::Tensor> run_in_place(std::string_view what, const std::vector<at::Tensor>& tensors, const Options& options,
-                                     std::shared_ptr<Operation> (*make)(const std::vector<at::Tensor>&, const Options&, Form),
-                                     GradientRule (*rule)(const Options&)) {
+std::vector<at::Tensor> run_in_place(
+    std::string_view what, const std::vector<at::Tensor>& tensors, const Options& options,
+    std::shared_ptr<Operation> (*make)(const std::vector<at::Tensor>&, const Options&, Form),
+    GradientRule (*rule)(const Options&)) {
   const Histories histories(tensors, what, options.name);
   auto changed = start(make(tensors, options, Form::InPlace), After::Wait).wait();
   histories.rewrite(options, rule);
   return changed;
 }
 template <class Options>
-Handle<std::vector<at::Tensor>> start_in_place(std::string_view what, const std::vector<at::Tensor>& tensors, const Options& options,
-                                               std::shared_ptr<Operation> (*make)(const std::vector<at::Tensor>&, const Options&, Form),
-                                               GradientRule (*rule)(const Options&)) {
+Handle<std::vector<at::Tensor>> start_in_place(
+    std::string_view what, const std::vector<at::Tensor>& tensors, const Options& options,
+    std::shared_ptr<Operation> (*make)(const std::vector<at::Tensor>&, const Options&, Form),
+    GradientRule (*rule)(const Options&)) {
   const Histories histories(tensors, what, options.name);
   auto handle = start(make(tensors, options, Form::InPlace), After::Return);
   histories.rewrite(options, rule);

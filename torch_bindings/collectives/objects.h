@@ -1,6 +1,7 @@
 #pragma once
-/// This file sends any object to other ranks: by its type's own rules, or as torch::save writes it. All functions are collective over the
-/// process set. One thread at a time. They throw InvalidArgument, on all ranks, if a rank cannot write its object.
+/// This file sends any object to other ranks: by its type's own rules, or as torch::save writes it.
+/// All functions are collective over the process set. One thread at a time. They throw
+/// InvalidArgument, on all ranks, if a rank cannot write its object.
 // Tested in tests/torch_bindings/optimizer/parameters_test.cc
 
 #include <torch/serialize.h>
@@ -22,15 +23,20 @@ namespace hvd {
 
 namespace detail {
 
-/// Return the root's text, all ranks' texts. With a `failure` instead of a text, all ranks throw InvalidArgument that has its words.
-std::string broadcast_text(std::string text, int root_rank, const ProcessSet& process_set, const std::string& failure = {});
-std::vector<std::string> allgather_text(const std::string& text, const ProcessSet& process_set, const std::string& failure = {});
-/// Returns the text of the exception now being handled, without LibTorch's stack of addresses. Call inside a `catch`.
+/// Return the root's text, all ranks' texts. With a `failure` instead of a text, all ranks throw
+/// InvalidArgument that has its words.
+std::string broadcast_text(std::string text, int root_rank, const ProcessSet& process_set,
+                           const std::string& failure = {});
+std::vector<std::string> allgather_text(const std::string& text, const ProcessSet& process_set,
+                                        const std::string& failure = {});
+/// Returns the text of the exception now being handled, without LibTorch's stack of addresses. Call
+/// inside a `catch`.
 std::string words_of_current_exception();
 
 /// vector, deque, list, set, map and their kin.
 template <class T>
-concept Container = !std::is_same_v<T, std::string> && requires(T container, typename T::value_type element) {
+concept Container =
+    !std::is_same_v<T, std::string> && requires(T container, typename T::value_type element) {
   container.clear();
   container.size();
   container.insert(container.end(), std::move(element));
@@ -137,11 +143,12 @@ struct PointedModule<std::shared_ptr<M>> {
   using Type = M;
 };
 
-/// Returns an object to read one like `object` into. torch::load fills tensors and modules where they are, so it shares nothing with
-/// `object`, but for a module, which has to exist already.
+/// Returns an object to read one like `object` into. torch::load fills tensors and modules where
+/// they are, so it shares nothing with `object`, but for a module, which has to exist already.
 template <class T>
 T receiver(const T& object) {
-  if constexpr (std::is_default_constructible_v<T> && !kHoldsModule<T> && !PointedModule<T>::kIsOne) {
+  if constexpr (std::is_default_constructible_v<T> && !kHoldsModule<T> &&
+                !PointedModule<T>::kIsOne) {
     return T{};
   } else {
     return object;
@@ -167,9 +174,10 @@ T receiver_apart(const T& object) {
 
 }  // namespace detail
 
-/// Returns the root's object, on every rank. `T`: what torch::save and torch::load can carry (a module, held or by std::shared_ptr, is
-/// filled in place), trivially copyable types, and std::string, containers, pair, tuple, array and optional of these. Throws
-/// InvalidArgument on all ranks if the root cannot write its object, with the reason.
+/// Returns the root's object, on every rank. `T`: what torch::save and torch::load can carry (a
+/// module, held or by std::shared_ptr, is filled in place), trivially copyable types, and
+/// std::string, containers, pair, tuple, array and optional of these. Throws InvalidArgument on all
+/// ranks if the root cannot write its object, with the reason.
 template <class T>
 T broadcast_object(const T& object, int root_rank, const ProcessSet& process_set = {}) {
   std::string text, failure;
@@ -180,8 +188,8 @@ T broadcast_object(const T& object, int root_rank, const ProcessSet& process_set
   return received;
 }
 
-/// Returns the objects of all ranks of the set, in rank order, on every rank. Throws InvalidArgument on all ranks if any cannot write its
-/// object.
+/// Returns the objects of all ranks of the set, in rank order, on every rank. Throws
+/// InvalidArgument on all ranks if any cannot write its object.
 template <class T>
 std::vector<T> allgather_object(const T& object, const ProcessSet& process_set = {}) {
   std::string failure;

@@ -1,7 +1,8 @@
 #pragma once
-/// The common part of the collectives on at::Tensor (allreduce.cc, allgather.cc...): one submission of a group of tensors, from the check
-/// of what the user gives to what `wait()` returns. Any thread. Errors: InvalidArgument, naming the tensor, from `check_group`; what
-/// Engine::submit and Engine::wait throw. An Operation is held by its submission and by its handles.
+/// The common part of the collectives on at::Tensor (allreduce.cc, allgather.cc...): one submission
+/// of a group of tensors, from the check of what the user gives to what `wait()` returns. Any
+/// thread. Errors: InvalidArgument, naming the tensor, from `check_group`; what Engine::submit and
+/// Engine::wait throw. An Operation is held by its submission and by its handles.
 
 #include <ATen/core/Tensor.h>
 
@@ -22,18 +23,21 @@ namespace hvd::detail {
 /// The two forms of an operation: results are new tensors, or the tensors that were given.
 enum class Form { Fresh, InPlace };
 
-/// An operation on a group of tensors: holds all of them until it is done, and knows how its results become what the user gets.
+/// An operation on a group of tensors: holds all of them until it is done, and knows how its
+/// results become what the user gets.
 struct Operation {
   using Tensors = std::vector<at::Tensor>;
   Submission submission;
-  Tensors given;                       ///< as the user gave them
-  Tensors sent;                        ///< dense, in the wire's type
-  Tensors received;                    ///< dense, in the wire's type; the same as `sent` where the operation works in place
-  Tensors results;                     ///< what the user gets
+  Tensors given;     ///< as the user gave them
+  Tensors sent;      ///< dense, in the wire's type
+  Tensors received;  ///< dense, in the wire's type; the same as `sent` where the operation works in
+                     ///< place
+  Tensors results;   ///< what the user gets
   GradientRule backward;               ///< gradients of the given tensors from those of the results
   bool in_place = false;               ///< `given` are changed
   std::shared_ptr<StreamPoint> point;  ///< of tensors on a GPU, once it is submitted
-  std::string lack;                    ///< why there was no memory for the results, which are on the host then; `wait()` throws it
+  std::string lack;  ///< why there was no memory for the results, which are on the host then;
+                     ///< `wait()` throws it
   using Rows = std::vector<std::vector<std::int64_t>>;
   std::shared_ptr<Rows> rows = std::make_shared<Rows>();  ///< as in HandleState, once it is done
 
@@ -41,23 +45,29 @@ struct Operation {
 };
 
 /// Returns "allreduce 'loss'", and of a group of several also which of them.
-std::string title(std::string_view what, const std::string& name, const std::vector<at::Tensor>& group, std::size_t index);
-/// Returns the name under which gradients of the operation of this name travel: one of the library's own if that has none of the user's, as
-/// backward may run in a thread of autograd's. `rows_differ`: between the ranks.
-std::string gradient_name(const std::string& name, const std::vector<at::Tensor>& gradients, bool rows_differ = false);
+std::string title(std::string_view what, const std::string& name,
+                  const std::vector<at::Tensor>& group, std::size_t index);
+/// Returns the name under which gradients of the operation of this name travel: one of the
+/// library's own if that has none of the user's, as backward may run in a thread of autograd's.
+/// `rows_differ`: between the ranks.
+std::string gradient_name(const std::string& name, const std::vector<at::Tensor>& gradients,
+                          bool rows_differ = false);
 /// Throws InvalidArgument for what no collective can take.
-void check_group(const std::vector<at::Tensor>& tensors, std::string_view what, const std::string& name, Form form);
-/// Returns the tensor's values as they are read: contiguous, neither lazily conjugated nor negated. The tensor itself where it is so
-/// already.
+void check_group(const std::vector<at::Tensor>& tensors, std::string_view what,
+                 const std::string& name, Form form);
+/// Returns the tensor's values as they are read: contiguous, neither lazily conjugated nor negated.
+/// The tensor itself where it is so already.
 at::Tensor dense_of(const at::Tensor& tensor);
-/// Returns whether autograd wants a gradient of any of them. Call it where the user's grad mode still holds.
+/// Returns whether autograd wants a gradient of any of them. Call it where the user's grad mode
+/// still holds.
 bool needs_gradient(const std::vector<at::Tensor>& tensors);
 /// Has results made when their number of rows is known.
 void allocate_rows(const std::shared_ptr<Operation>& operation);
-/// Returns an operation whose results' numbers of rows all ranks say together: allgather, alltoall, reducescatter. It has no rule for
-/// gradients yet.
+/// Returns an operation whose results' numbers of rows all ranks say together: allgather, alltoall,
+/// reducescatter. It has no rule for gradients yet.
 template <class Options>
-std::shared_ptr<Operation> operation_by_rows(OpKind kind, const std::vector<at::Tensor>& tensors, const Options& options) {
+std::shared_ptr<Operation> operation_by_rows(OpKind kind, const std::vector<at::Tensor>& tensors,
+                                             const Options& options) {
   check_group(tensors, name_of(kind), options.name, Form::Fresh);
   auto operation = std::make_shared<Operation>();
   operation->given = tensors;

@@ -18,15 +18,19 @@ namespace {
 
 using detail::Form;
 
-/// A tensor of the caller's, and where a message of it lies: itself, or memory of its own on the host.
+/// A tensor of the caller's, and where a message of it lies: itself, or memory of its own on the
+/// host.
 struct Landing {
   at::Tensor tensor, memory;
   std::once_flag written;
 
   explicit Landing(at::Tensor to) : tensor(std::move(to)) {
     detail::check_group({tensor}, "recv", "", Form::InPlace);
-    const bool is_plain = tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-    memory = is_plain ? tensor.detach() : at::empty(tensor.sizes(), tensor.options().device(at::kCPU).requires_grad(false));
+    const bool is_plain =
+        tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+    memory = is_plain ? tensor.detach()
+                      : at::empty(tensor.sizes(),
+                                  tensor.options().device(at::kCPU).requires_grad(false));
   }
   /// Once the message is there.
   void write() {
@@ -47,7 +51,9 @@ at::Tensor departing(const at::Tensor& tensor) {
 
 }  // namespace
 
-void send(const at::Tensor& tensor, const PeerOptions& options) { send(detail::buffer_of(departing(tensor), "send"), options); }
+void send(const at::Tensor& tensor, const PeerOptions& options) {
+  send(detail::buffer_of(departing(tensor), "send"), options);
+}
 
 Handle<void> send_async(const at::Tensor& tensor, const PeerOptions& options) {
   auto owner = std::make_shared<at::Tensor>(departing(tensor));

@@ -1,5 +1,5 @@
-// Persistent operations on tensors. Plain host tensors go by a RepeatedCall, which knows their memory; all else, and what autograd is to
-// follow, is started as the `_async` form.
+// Persistent operations on tensors. Plain host tensors go by a RepeatedCall, which knows their
+// memory; all else, and what autograd is to follow, is started as the `_async` form.
 #include "hvd/api/persistent.h"
 
 #include <torch/torch.h>
@@ -29,12 +29,14 @@ class Unchanged {
         sizes_(tensor_.sizes().vec()),
         strides_(tensor_.strides().vec()) {}
   void check(OpKind kind, const std::string& name) const {
-    if (tensor_.const_data_ptr() == data_ && tensor_.scalar_type() == type_ && tensor_.sizes() == sizes_ && tensor_.strides() == strides_)
+    if (tensor_.const_data_ptr() == data_ && tensor_.scalar_type() == type_ &&
+        tensor_.sizes() == sizes_ && tensor_.strides() == strides_)
       return;
     throw InvalidArgument(
-        formatted("{} '{}': a tensor's memory, type, shape or strides are not those that {}_init was given ({} then, {} "
-                  "now); make the persistent operation anew",
-                  name_of(kind), display_name(name), name_of(kind), to_string(sizes_), to_string(detail::shape_of(tensor_))));
+        formatted("{} '{}': a tensor's memory, type, shape or strides are not those that {}_init "
+                  "was given ({} then, {} now); make the persistent operation anew",
+                  name_of(kind), display_name(name), name_of(kind), to_string(sizes_),
+                  to_string(detail::shape_of(tensor_))));
   }
   [[nodiscard]] const at::Tensor& tensor() const { return tensor_; }
 
@@ -80,9 +82,14 @@ class OnTensors : public PersistentWork<T> {
 
  protected:
   OnTensors(OpKind kind, at::Tensor changed, Options options, T last)
-      : kind_(kind), options_(std::move(options)), changed_(std::move(changed)), last_(std::move(last)) {}
-  /// Checks what this rank can, and makes a name. `submission` lacks nothing else. `is_direct`: the engine can work on the memory as it is.
-  void describe(Submission submission, void* output, bool is_direct, const std::vector<at::Tensor>& tensors) {
+      : kind_(kind),
+        options_(std::move(options)),
+        changed_(std::move(changed)),
+        last_(std::move(last)) {}
+  /// Checks what this rank can, and makes a name. `submission` lacks nothing else. `is_direct`: the
+  /// engine can work on the memory as it is.
+  void describe(Submission submission, void* output, bool is_direct,
+                const std::vector<at::Tensor>& tensors) {
     auto running = engine();
     submission.allocate = [output](std::size_t /*index*/, std::int64_t /*rows*/) { return output; };
     running->check(submission);
@@ -113,7 +120,8 @@ class InPlace final : public OnTensors<at::Tensor, Options> {
  public:
   using Async = Handle<at::Tensor> (*)(at::Tensor, const Options&);
   InPlace(OpKind kind, const at::Tensor& tensor, const Options& options, Async async)
-      : OnTensors<at::Tensor, Options>(kind, checked(kind, tensor, options), options, tensor), async_(async) {
+      : OnTensors<at::Tensor, Options>(kind, checked(kind, tensor, options), options, tensor),
+        async_(async) {
     const std::string what(name_of(kind));
     TensorArgument argument = detail::argument(tensor, tensor, what);
     bool is_direct = detail::is_plain(tensor);
@@ -135,9 +143,12 @@ class InPlace final : public OnTensors<at::Tensor, Options> {
     return tensor;
   }
   [[nodiscard]] bool autograd_follows() const override {
-    return detail::changes_history(this->changed_.tensor(), name_of(this->kind_), std::string(display_name(this->options_.name)));
+    return detail::changes_history(this->changed_.tensor(), name_of(this->kind_),
+                                   std::string(display_name(this->options_.name)));
   }
-  [[nodiscard]] Handle<at::Tensor> start_async() const override { return async_(this->changed_.tensor(), this->options_); }
+  [[nodiscard]] Handle<at::Tensor> start_async() const override {
+    return async_(this->changed_.tensor(), this->options_);
+  }
 
   const Async async_;
 };
@@ -147,24 +158,31 @@ template <class T, class Options>
 class Into : public OnTensors<T, Options> {
  public:
   using Async = Handle<T> (*)(at::Tensor, const at::Tensor&, const Options&);
-  Into(OpKind kind, const at::Tensor& output, const at::Tensor& input, const Options& options, Async async, T last,
-       const std::vector<std::int64_t>& splits = {})
-      : OnTensors<T, Options>(kind, checked(kind, output, input, options), options, std::move(last)), input_(input), async_(async) {
+  Into(OpKind kind, const at::Tensor& output, const at::Tensor& input, const Options& options,
+       Async async, T last, const std::vector<std::int64_t>& splits = {})
+      : OnTensors<T, Options>(kind, checked(kind, output, input, options), options,
+                              std::move(last)),
+        input_(input),
+        async_(async) {
     const std::string what = std::string(name_of(kind)) + "_init";
-    const Buffer to = detail::buffer_of(output, what), from = dealt(detail::buffer_of(input, what), options);
+    const Buffer to = detail::buffer_of(output, what),
+                 from = dealt(detail::buffer_of(input, what), options);
     check_output(kind, options.name, to, from, options.process_set, splits);
     Submission submission = request(kind, options, from.device);
     submission.tensors.push_back(detail::argument(input, {}, what));
     submission.tensors.front().shape = from.shape;
     submission.tensors.front().splits = splits;
-    if (kind != OpKind::Reducescatter && output.dim() > 0) submission.tensors.front().output_rows = output.size(0);
-    const bool is_direct = detail::is_plain(input) && detail::is_plain(output) && !overlap(to, from);
+    if (kind != OpKind::Reducescatter && output.dim() > 0)
+      submission.tensors.front().output_rows = output.size(0);
+    const bool is_direct =
+        detail::is_plain(input) && detail::is_plain(output) && !overlap(to, from);
     void* const memory = is_direct ? output.mutable_data_ptr() : to.data;
     this->describe(std::move(submission), memory, is_direct, {output, input});
   }
 
  private:
-  static const at::Tensor& checked(OpKind kind, const at::Tensor& output, const at::Tensor& input, const Options& options) {
+  static const at::Tensor& checked(OpKind kind, const at::Tensor& output, const at::Tensor& input,
+                                   const Options& options) {
     const at::NoGradGuard no_gradient;  // whether autograd would refuse the output, start() says
     const detail::Target refuses_others(output, input, kind, options.name);
     return output;
@@ -174,9 +192,12 @@ class Into : public OnTensors<T, Options> {
     input_.check(this->kind_, this->options_.name);
   }
   [[nodiscard]] bool autograd_follows() const final {
-    return at::GradMode::is_enabled() && (input_.tensor().requires_grad() || this->changed_.tensor().requires_grad());
+    return at::GradMode::is_enabled() &&
+           (input_.tensor().requires_grad() || this->changed_.tensor().requires_grad());
   }
-  [[nodiscard]] Handle<T> start_async() const final { return async_(this->changed_.tensor(), input_.tensor(), this->options_); }
+  [[nodiscard]] Handle<T> start_async() const final {
+    return async_(this->changed_.tensor(), input_.tensor(), this->options_);
+  }
 
   const Unchanged input_;
   const Async async_;
@@ -185,7 +206,8 @@ class Into : public OnTensors<T, Options> {
 class Exchange final : public Into<AlltoallResult, AlltoallOptions> {
  public:
   Exchange(const at::Tensor& output, const at::Tensor& input, const AlltoallOptions& options)
-      : Into(OpKind::Alltoall, output, input, options, &alltoall_into_async, {output, {}}, detail::splits_of(input, options)) {}
+      : Into(OpKind::Alltoall, output, input, options, &alltoall_into_async, {output, {}},
+             detail::splits_of(input, options)) {}
 
  private:
   void take_result(const RepeatedCall& call) override {
@@ -197,13 +219,15 @@ class Exchange final : public Into<AlltoallResult, AlltoallOptions> {
 template <class Options>
 PersistentHandle<at::Tensor> in_place(OpKind kind, const at::Tensor& tensor, const Options& options,
                                       typename InPlace<Options>::Async async) {
-  return PersistentHandle<at::Tensor>(std::make_unique<InPlace<Options>>(kind, tensor, options, async));
+  return PersistentHandle<at::Tensor>(
+      std::make_unique<InPlace<Options>>(kind, tensor, options, async));
 }
 template <class Options>
-PersistentHandle<at::Tensor> into(OpKind kind, const at::Tensor& output, const at::Tensor& input, const Options& options,
+PersistentHandle<at::Tensor> into(OpKind kind, const at::Tensor& output, const at::Tensor& input,
+                                  const Options& options,
                                   typename Into<at::Tensor, Options>::Async async) {
-  return PersistentHandle<at::Tensor>(
-      std::make_unique<Into<at::Tensor, Options>>(kind, output, input, options, async, output, counts_of(options)));
+  return PersistentHandle<at::Tensor>(std::make_unique<Into<at::Tensor, Options>>(
+      kind, output, input, options, async, output, counts_of(options)));
 }
 
 }  // namespace
@@ -216,17 +240,20 @@ PersistentHandle<at::Tensor> broadcast_init(at::Tensor tensor, const BroadcastOp
   const WorldScope scope(options.world);
   return in_place(OpKind::Broadcast, tensor, options, &broadcast_async_);
 }
-PersistentHandle<at::Tensor> allgather_init(at::Tensor output, const at::Tensor& input, const AllgatherOptions& options) {
+PersistentHandle<at::Tensor> allgather_init(at::Tensor output, const at::Tensor& input,
+                                            const AllgatherOptions& options) {
   const WorldScope scope(options.world);
   return into(OpKind::Allgather, output, input, options, &allgather_into_async);
 }
-PersistentHandle<AlltoallResult> alltoall_init(at::Tensor output, const at::Tensor& input, const AlltoallOptions& options) {
+PersistentHandle<AlltoallResult> alltoall_init(at::Tensor output, const at::Tensor& input,
+                                               const AlltoallOptions& options) {
   const WorldScope scope(options.world);
   AlltoallOptions own = options;  // the caller may use the splits again
   if (own.splits && own.splits->defined()) own.splits = own.splits->detach().clone();
   return PersistentHandle<AlltoallResult>(std::make_unique<Exchange>(output, input, own));
 }
-PersistentHandle<at::Tensor> reducescatter_init(at::Tensor output, const at::Tensor& input, const ReducescatterOptions& options) {
+PersistentHandle<at::Tensor> reducescatter_init(at::Tensor output, const at::Tensor& input,
+                                                const ReducescatterOptions& options) {
   const WorldScope scope(options.world);
   return into(OpKind::Reducescatter, output, input, options, &reducescatter_into_async);
 }

@@ -1,7 +1,9 @@
 #pragma once
-/// Small operations that are waited for at once: the engine is asked first, without an Operation (SmallCalls::try_run). Any thread; the
-/// call must not outlive the tensors. Functions say by false, or by an undefined tensor, that the operation must be submitted.
-// Tested in tests/torch_bindings/collectives/allreduce_test.cc, tests/torch_bindings/collectives/into_test.cc
+/// Small operations that are waited for at once: the engine is asked first, without an Operation
+/// (SmallCalls::try_run). Any thread; the call must not outlive the tensors. Functions say by
+/// false, or by an undefined tensor, that the operation must be submitted.
+// Tested in tests/torch_bindings/collectives/allreduce_test.cc,
+// tests/torch_bindings/collectives/into_test.cc
 
 #include <ATen/ops/empty.h>
 
@@ -21,8 +23,8 @@ namespace hvd::detail {
 
 /// Returns whether the engine can work on the tensor as it is.
 inline bool is_plain(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.layout() == at::kStrided && tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() &&
-         !tensor.is_neg();
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.is_cpu() &&
+         tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
 template <class Options>
@@ -45,14 +47,18 @@ inline bool run_small_in_place(SmallCall& call, const at::Tensor& tensor) {
   return true;
 }
 
-inline bool is_small(const at::Tensor& tensor, OpKind kind) { return routes::may_repeat(kind, static_cast<std::int64_t>(tensor.nbytes())); }
+inline bool is_small(const at::Tensor& tensor, OpKind kind) {
+  return routes::may_repeat(kind, static_cast<std::int64_t>(tensor.nbytes()));
+}
 
 inline bool may_run_small(const at::Tensor& tensor, const AllreduceOptions& options) {
-  return is_plain(tensor) && is_small(tensor, OpKind::Allreduce) && options.compression == Compression::none();
+  return is_plain(tensor) && is_small(tensor, OpKind::Allreduce) &&
+         options.compression == Compression::none();
 }
 
 /// Runs a group in place. False if it must be submitted, also where tensors may share memory.
-inline bool run_small_in_place(const std::vector<at::Tensor>& tensors, const AllreduceOptions& options) {
+inline bool run_small_in_place(const std::vector<at::Tensor>& tensors,
+                               const AllreduceOptions& options) {
   const std::size_t count = tensors.size();
   if (count < 2 || count > limit(Limit::GroupTensors)) return false;
   std::array<SmallTensor, limit(Limit::GroupTensors)> group;
@@ -87,12 +93,14 @@ struct SmallRows {
   }
 };
 
-/// Returns the result; undefined if the operation must be submitted. `splits`, `received`: of an alltoall, rows for each rank and from
-/// each.
+/// Returns the result; undefined if the operation must be submitted. `splits`, `received`: of an
+/// alltoall, rows for each rank and from each.
 template <class Options>
-at::Tensor run_by_rows(OpKind kind, const at::Tensor& tensor, const Options& options, std::span<const std::int64_t> splits = {},
+at::Tensor run_by_rows(OpKind kind, const at::Tensor& tensor, const Options& options,
+                       std::span<const std::int64_t> splits = {},
                        std::span<std::int64_t> received = {}) {
-  if (!is_plain(tensor) || !is_small(tensor, kind) || tensor.dim() == 0 || needs_gradient({tensor})) return {};
+  if (!is_plain(tensor) || !is_small(tensor, kind) || tensor.dim() == 0 || needs_gradient({tensor}))
+    return {};
   SmallCall call = small_call(kind, tensor, options);
   call.splits = splits;
   call.received = received;

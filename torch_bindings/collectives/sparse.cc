@@ -15,21 +15,27 @@ namespace {
 void check(const at::Tensor& tensor, const AllreduceOptions& options) {
   if (!tensor.defined())
     throw InvalidArgument(
-        formatted("sparse_allreduce '{}': an undefined tensor; a rank that has nothing to give gives one without entries", options.name));
+        formatted("sparse_allreduce '{}': an undefined tensor; a rank that has nothing to give "
+                  "gives one without entries",
+                  options.name));
   if (tensor.layout() != at::kSparse)
-    throw InvalidArgument(formatted("sparse_allreduce '{}': the tensor is not sparse (COO); use allreduce", options.name));
+    throw InvalidArgument(formatted(
+        "sparse_allreduce '{}': the tensor is not sparse (COO); use allreduce", options.name));
   if (options.op != ReduceOp::Average && options.op != ReduceOp::Sum)
-    throw InvalidArgument(
-        formatted("sparse_allreduce '{}': {} of sparse tensors is not supported, only average and sum", options.name, name_of(options.op)));
+    throw InvalidArgument(formatted(
+        "sparse_allreduce '{}': {} of sparse tensors is not supported, only average and sum",
+        options.name, name_of(options.op)));
   options.compression.refuse_memory("sparse_allreduce");
   const DataType dtype = detail::data_type_of(tensor, "sparse_allreduce", options.name);
-  if (dtype == DataType::Bool) throw InvalidArgument(formatted("sparse_allreduce '{}': bool is not supported", options.name));
+  if (dtype == DataType::Bool)
+    throw InvalidArgument(formatted("sparse_allreduce '{}': bool is not supported", options.name));
 }
 
 /// The numbers that come first in a row, before the sizes: all ranks must ask for the same.
 constexpr std::int64_t kTerms = 3;
 std::vector<std::int64_t> terms_of(const AllreduceOptions& options) {
-  return {static_cast<std::int64_t>(options.op), std::bit_cast<std::int64_t>(options.prescale_factor),
+  return {static_cast<std::int64_t>(options.op),
+          std::bit_cast<std::int64_t>(options.prescale_factor),
           std::bit_cast<std::int64_t>(options.postscale_factor)};
 }
 
@@ -43,15 +49,17 @@ void check_rows(const at::Tensor& rows, const std::string& name, const std::vect
     const at::Tensor row = rows[i].contiguous();
     const auto* const said = row.const_data_ptr<std::int64_t>();
     text += formatted("{}rank {}: ", i == 0 ? "" : "; ", ranks[static_cast<std::size_t>(i)]);
-    text += same_shape ? formatted("{} * {} * {}", name_of(static_cast<ReduceOp>(said[0])), std::bit_cast<double>(said[1]),
-                                   std::bit_cast<double>(said[2]))
+    text += same_shape ? formatted("{} * {} * {}", name_of(static_cast<ReduceOp>(said[0])),
+                                   std::bit_cast<double>(said[1]), std::bit_cast<double>(said[2]))
                        : to_string(Shape(said + kTerms, said + row.numel()));
   }
   throw Mismatch(formatted("sparse_allreduce '{}': the {} between ranks: {}", name,
-                           same_shape ? "reduce op and scale factors differ" : "shape differs", text));
+                           same_shape ? "reduce op and scale factors differ" : "shape differs",
+                           text));
 }
 
-/// Returns the type that values are added up in: as of dense tensors, sums of 16-bit floats and of integers do not overflow on the way.
+/// Returns the type that values are added up in: as of dense tensors, sums of 16-bit floats and of
+/// integers do not overflow on the way.
 at::ScalarType type_of_sum(at::ScalarType type) {
   if (at::isIntegralType(type, true)) return at::kLong;
   return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type;
@@ -61,34 +69,43 @@ at::ScalarType type_of_sum(at::ScalarType type) {
 at::Tensor scaled(const at::Tensor& values, double factor) {
   if (factor == 1) return values;
   const auto type = values.scalar_type();
-  return at::isIntegralType(type, true) ? values.to(at::kDouble).mul(factor).to(type) : values.mul(factor);
+  return at::isIntegralType(type, true) ? values.to(at::kDouble).mul(factor).to(type)
+                                        : values.mul(factor);
 }
 
 }  // namespace
 
-Handle<at::Tensor> sparse_allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options) {
+Handle<at::Tensor> sparse_allreduce_async(const at::Tensor& tensor,
+                                          const AllreduceOptions& options) {
   const WorldScope scope(options.world);
   check(tensor, options);
   const at::NoGradGuard no_gradient;
   const at::Tensor mine = tensor.detach().coalesce();
   const auto type = mine.scalar_type();
-  const DataType wire = options.compression.wire_type(detail::data_type_of(mine, "sparse_allreduce"));
-  const at::Tensor values = scaled(mine.values().to(type_of_sum(type)), options.prescale_factor).to(type).to(detail::scalar_type_of(wire));
+  const DataType wire =
+      options.compression.wire_type(detail::data_type_of(mine, "sparse_allreduce"));
+  const at::Tensor values = scaled(mine.values().to(type_of_sum(type)), options.prescale_factor)
+                                .to(type)
+                                .to(detail::scalar_type_of(wire));
   const at::Tensor indices = mine.indices().t().contiguous();
   std::vector<std::int64_t> row = terms_of(options);
   row.insert(row.end(), mine.sizes().begin(), mine.sizes().end());
   const at::Tensor rows = torch::tensor(row, at::kLong).to(mine.device()).unsqueeze(0);
   const std::string name = options.name.empty() ? "" : options.name + ".sparse";
-  const auto handle =
-      grouped_allgather_async({rows, indices, values}, {.name = name, .process_set = options.process_set, .deadline = options.deadline});
+  const auto handle = grouped_allgather_async(
+      {rows, indices, values},
+      {.name = name, .process_set = options.process_set, .deadline = options.deadline});
   // Who waits may be in another world.
-  return handle.map<at::Tensor>([options, type, shape = mine.sizes().vec(), ranks = options.process_set.ranks()](const auto& parts) {
+  return handle.map<at::Tensor>([options, type, shape = mine.sizes().vec(),
+                                 ranks = options.process_set.ranks()](const auto& parts) {
     const at::NoGradGuard no_gradient_here;
     check_rows(parts[0].cpu(), options.name, ranks);
-    at::Tensor sum = at::sparse_coo_tensor(parts[1].t(), parts[2].to(type_of_sum(type)), shape).coalesce();
+    at::Tensor sum =
+        at::sparse_coo_tensor(parts[1].t(), parts[2].to(type_of_sum(type)), shape).coalesce();
     at::Tensor all = sum.values();
     if (options.op == ReduceOp::Average)
-      all = all.div(static_cast<std::int64_t>(ranks.size()), at::isIntegralType(type, true) ? "trunc" : c10::optional<c10::string_view>());
+      all = all.div(static_cast<std::int64_t>(ranks.size()),
+                    at::isIntegralType(type, true) ? "trunc" : c10::optional<c10::string_view>());
     all = scaled(all, options.postscale_factor).to(type);
     return at::_sparse_coo_tensor_unsafe(sum.indices(), all, shape)._coalesced_(true);
   });

@@ -1,6 +1,7 @@
 #pragma once
-/// These functions take values apart that hold tensors: a tensor, and what is made of tensors by optional, vector (and other lists), array,
-/// pair, tuple, map, torch::OrderedDict and torch::data::Example, one within another. Everything else holds none. They are for
+/// These functions take values apart that hold tensors: a tensor, and what is made of tensors by
+/// optional, vector (and other lists), array, pair, tuple, map, torch::OrderedDict and
+/// torch::data::Example, one within another. Everything else holds none. They are for
 /// data_parallel() (whose replicas return no Example) and prefetch_to_device(), and pure.
 // Tested in tests/torch_bindings/replicas/data_parallel_structures_test.cc
 
@@ -45,11 +46,13 @@ concept ExampleOfTensors = requires(T& example) {
 };
 template <class T>
 concept ListOfTensors =
-    !MapOfTensors<T> && !DictOfTensors<T> && !std::is_convertible_v<T, std::string> && requires(T & list, typename T::value_type& value) {
+    !MapOfTensors<T> && !DictOfTensors<T> && !std::is_convertible_v<T, std::string> &&
+    requires(T & list, typename T::value_type& value) {
   list.push_back(value);
 };
 
-/// Calls `visit` with each defined tensor of `value`, in an order that stays as long as `value` does.
+/// Calls `visit` with each defined tensor of `value`, in an order that stays as long as `value`
+/// does.
 template <class T, class Visit>
 void visit_tensors(T& value, const Visit& visit) {
   using Plain = std::remove_const_t<T>;
@@ -71,11 +74,13 @@ void visit_tensors(T& value, const Visit& visit) {
   }
 }
 
-/// Throws InvalidArgument: replicas returned values that cannot be joined, as they differ in `what`.
+/// Throws InvalidArgument: replicas returned values that cannot be joined, as they differ in
+/// `what`.
 [[noreturn]] void refuse_to_join(const char* what);
 
-/// Calls `visit` with the tensors that stand at the same place in all of `values`, of which there is one at least, in the order of
-/// visit_tensors(*values[0]). Throws InvalidArgument if something else than tensors is not the same in all.
+/// Calls `visit` with the tensors that stand at the same place in all of `values`, of which there
+/// is one at least, in the order of visit_tensors(*values[0]). Throws InvalidArgument if something
+/// else than tensors is not the same in all.
 template <class T, class Visit>
 void visit_together(const std::vector<const T*>& values, const Visit& visit) {
   const auto each = [&]<class Member>(const auto& member_of, const Member* /*type*/) {
@@ -113,7 +118,8 @@ void visit_together(const std::vector<const T*>& values, const Visit& visit) {
           &member);
   } else if constexpr (DictOfTensors<T>) {
     same("the keys of a dictionary", [](const T& value) { return value.keys(); });
-    for (const auto& item : first) each([&item](const T& value) { return value.find(item.key()); }, &item.value());
+    for (const auto& item : first)
+      each([&item](const T& value) { return value.find(item.key()); }, &item.value());
   } else if constexpr (ListOfTensors<T>) {
     same("how many members a list has", [](const T& value) { return value.size(); });
     if constexpr (std::same_as<typename T::value_type, bool>) {
@@ -121,7 +127,8 @@ void visit_together(const std::vector<const T*>& values, const Visit& visit) {
     } else {
       std::vector<decltype(first.begin())> at;
       for (const T* value : values) at.push_back(value->begin());
-      for (; at.front() != first.end(); std::for_each(at.begin(), at.end(), [](auto& place) { ++place; })) {
+      for (; at.front() != first.end();
+           std::for_each(at.begin(), at.end(), [](auto& place) { ++place; })) {
         std::vector<const typename T::value_type*> members;
         for (const auto& place : at) members.push_back(&*place);
         visit_together(members, visit);
@@ -129,7 +136,8 @@ void visit_together(const std::vector<const T*>& values, const Visit& visit) {
     }
   } else {
     static_assert(std::equality_comparable<T>,
-                  "what a replicated module returns beside tensors must be the same on all replicas, so it must be comparable by ==");
+                  "what a replicated module returns beside tensors must be the same on all "
+                  "replicas, so it must be comparable by ==");
     same("what is no tensor", [](const T& value) -> const T& { return value; });
   }
 }

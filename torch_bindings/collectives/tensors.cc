@@ -20,38 +20,44 @@
 namespace hvd::detail {
 
 namespace {
-constexpr std::array<std::pair<at::ScalarType, DataType>, kDataTypes> kTypes{{{at::kByte, DataType::UInt8},
-                                                                              {at::kChar, DataType::Int8},
-                                                                              {at::kShort, DataType::Int16},
-                                                                              {at::kInt, DataType::Int32},
-                                                                              {at::kLong, DataType::Int64},
-                                                                              {at::kHalf, DataType::Float16},
-                                                                              {at::kBFloat16, DataType::BFloat16},
-                                                                              {at::kFloat, DataType::Float32},
-                                                                              {at::kDouble, DataType::Float64},
-                                                                              {at::kBool, DataType::Bool},
-                                                                              {at::kComplexFloat, DataType::Complex64},
-                                                                              {at::kComplexDouble, DataType::Complex128}}};
+constexpr std::array<std::pair<at::ScalarType, DataType>, kDataTypes> kTypes{
+    {{at::kByte, DataType::UInt8},
+     {at::kChar, DataType::Int8},
+     {at::kShort, DataType::Int16},
+     {at::kInt, DataType::Int32},
+     {at::kLong, DataType::Int64},
+     {at::kHalf, DataType::Float16},
+     {at::kBFloat16, DataType::BFloat16},
+     {at::kFloat, DataType::Float32},
+     {at::kDouble, DataType::Float64},
+     {at::kBool, DataType::Bool},
+     {at::kComplexFloat, DataType::Complex64},
+     {at::kComplexDouble, DataType::Complex128}}};
 
-/// A tensor in `block`, as one is that LibTorch has allocated: its storage may be resized, and is as long as the tensor.
-at::Tensor tensor_in(std::shared_ptr<void> block, std::size_t bytes, at::IntArrayRef sizes, at::IntArrayRef strides,
-                     const at::TensorOptions& options) {
+/// A tensor in `block`, as one is that LibTorch has allocated: its storage may be resized, and is
+/// as long as the tensor.
+at::Tensor tensor_in(std::shared_ptr<void> block, std::size_t bytes, at::IntArrayRef sizes,
+                     at::IntArrayRef strides, const at::TensorOptions& options) {
   void* const data = block.get();
   auto* const owner = new std::shared_ptr<void>(std::move(block));
   c10::DataPtr memory(
       data, owner, [](void* held) { delete static_cast<std::shared_ptr<void>*>(held); }, at::kCPU);
-  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(memory),
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                             bytes, std::move(memory),
                                                              c10::GetAllocator(at::kCPU), true));
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), options.dtype());
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), options.dtype());
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
   return tensor;
 }
 
 std::size_t bytes_of(std::int64_t elements, const at::TensorOptions& options) {
-  return static_cast<std::size_t>(elements) * at::elementSize(at::typeMetaToScalarType(options.dtype()));
+  return static_cast<std::size_t>(elements) *
+         at::elementSize(at::typeMetaToScalarType(options.dtype()));
 }
 
-at::Tensor shared_or_null(at::IntArrayRef sizes, at::IntArrayRef strides, std::int64_t elements, const at::TensorOptions& options) {
+at::Tensor shared_or_null(at::IntArrayRef sizes, at::IntArrayRef strides, std::int64_t elements,
+                          const at::TensorOptions& options) {
   if (!options.device().is_cpu() || elements == 0) return {};
   const std::size_t bytes = bytes_of(elements, options);
   auto block = allocate_shared(bytes);
@@ -60,14 +66,16 @@ at::Tensor shared_or_null(at::IntArrayRef sizes, at::IntArrayRef strides, std::i
 }  // namespace
 
 bool is_carried(at::ScalarType type) {
-  return std::any_of(kTypes.begin(), kTypes.end(), [&](const auto& both) { return both.first == type; });
+  return std::any_of(kTypes.begin(), kTypes.end(),
+                     [&](const auto& both) { return both.first == type; });
 }
 
 DataType data_type_of(const at::Tensor& tensor, std::string_view what, std::string_view name) {
   for (const auto& [theirs, ours] : kTypes)
     if (theirs == tensor.scalar_type()) return ours;
   const std::string of = name.empty() ? std::string() : formatted(" '{}'", name);
-  throw InvalidArgument(formatted("{}{}: tensors of type {} are not supported", what, of, at::toString(tensor.scalar_type())));
+  throw InvalidArgument(formatted("{}{}: tensors of type {} are not supported", what, of,
+                                  at::toString(tensor.scalar_type())));
 }
 
 at::ScalarType scalar_type_of(DataType dtype) {
@@ -85,7 +93,8 @@ Device device_of(const at::Tensor& tensor) {
 Shape shape_of(const at::Tensor& tensor) { return tensor.sizes().vec(); }
 
 at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  at::Tensor shared = shared_or_null(sizes, c10::contiguous_strides(sizes), c10::multiply_integers(sizes), options);
+  at::Tensor shared =
+      shared_or_null(sizes, c10::contiguous_strides(sizes), c10::multiply_integers(sizes), options);
   return shared.defined() ? shared : at::empty(sizes, options);
 }
 
@@ -112,25 +121,32 @@ TensorArgument argument(const at::Tensor& input, const at::Tensor& output, std::
   return argument;
 }
 
-at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, const at::Tensor& like, at::ScalarType type) {
+at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, const at::Tensor& like,
+                   at::ScalarType type) {
   auto* data = static_cast<std::byte*>(memory.get()) + offset;
   const auto options = like.options().requires_grad(false).dtype(type);
   const auto keep = [memory](void*) {};
-  const auto strides = like.is_non_overlapping_and_dense() ? at::DimVector(like.strides()) : c10::contiguous_strides(like.sizes());
+  const auto strides = like.is_non_overlapping_and_dense() ? at::DimVector(like.strides())
+                                                           : c10::contiguous_strides(like.sizes());
   return at::from_blob(data, like.sizes(), strides, keep, options, like.device());
 }
 
 bool has_memory_of_its_own(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && tensor.is_cpu() && tensor.numel() > 0 && tensor.is_non_overlapping_and_dense() &&
-         tensor.storage().use_count() == 1 && tensor.storage().nbytes() == tensor.nbytes();
+  return tensor.layout() == at::kStrided && tensor.is_cpu() && tensor.numel() > 0 &&
+         tensor.is_non_overlapping_and_dense() && tensor.storage().use_count() == 1 &&
+         tensor.storage().nbytes() == tensor.nbytes();
 }
 
-at::Tensor in_memory_order(const at::Tensor& dense) { return dense.detach().as_strided({dense.numel()}, {1}); }
+at::Tensor in_memory_order(const at::Tensor& dense) {
+  return dense.detach().as_strided({dense.numel()}, {1});
+}
 
 at::Tensor in_memory_order_of(const at::Tensor& tensor, const at::Tensor& like) {
   if (tensor.is_sparse()) return in_memory_order_of(tensor.to_dense(), like);
   if (tensor.strides() == like.strides()) return in_memory_order(tensor);
-  return in_memory_order(at::empty_strided(like.sizes(), like.strides(), tensor.options().requires_grad(false)).copy_(tensor));
+  return in_memory_order(
+      at::empty_strided(like.sizes(), like.strides(), tensor.options().requires_grad(false))
+          .copy_(tensor));
 }
 
 }  // namespace hvd::detail

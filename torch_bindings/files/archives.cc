@@ -29,7 +29,9 @@ InputArchive archive_of(const std::string& text, std::optional<at::Device> devic
 InputArchive as_input(OutputArchive& archive) { return archive_of(text_of(archive)); }
 
 at::Tensor bytes_of(const std::string& text) {
-  return torch::from_blob(const_cast<char*>(text.data()), {static_cast<std::int64_t>(text.size())}, torch::kUInt8).clone();
+  return torch::from_blob(const_cast<char*>(text.data()), {static_cast<std::int64_t>(text.size())},
+                          torch::kUInt8)
+      .clone();
 }
 
 std::string text_of(const at::Tensor& bytes) {
@@ -57,14 +59,16 @@ namespace {
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
   if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
-  if (a.layout() != at::kStrided || b.layout() != at::kStrided) return a.layout() == b.layout() && torch::equal(a.to_dense(), b.to_dense());
+  if (a.layout() != at::kStrided || b.layout() != at::kStrided)
+    return a.layout() == b.layout() && torch::equal(a.to_dense(), b.to_dense());
   const at::Tensor left = a.detach().cpu().contiguous(), right = b.detach().cpu().contiguous();
   return std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
 }
 
 bool same_value(const c10::IValue& a, const c10::IValue& b) {
   std::vector<at::Tensor> left, right;
-  if (torch::jit::pickle(a, &left) != torch::jit::pickle(b, &right) || left.size() != right.size()) return false;
+  if (torch::jit::pickle(a, &left) != torch::jit::pickle(b, &right) || left.size() != right.size())
+    return false;
   return std::equal(left.begin(), left.end(), right.begin(), same_bits);
 }
 

@@ -1,6 +1,8 @@
 #pragma once
-/// LibTorch's archives: as texts, read again, and compared bit by bit. Functions only; any thread. Throw what LibTorch does.
-// Tested in tests/torch_bindings/checkpoint/checkpoint_test.cc, tests/torch_bindings/what_if/what_if_state_test.cc
+/// LibTorch's archives: as texts, read again, and compared bit by bit. Functions only; any thread.
+/// Throw what LibTorch does.
+// Tested in tests/torch_bindings/checkpoint/checkpoint_test.cc,
+// tests/torch_bindings/what_if/what_if_state_test.cc
 
 #include <ATen/core/Tensor.h>
 #include <torch/serialize.h>
@@ -13,8 +15,10 @@ namespace hvd::detail {
 
 /// Returns what was written, as the bytes that a file would have.
 std::string text_of(torch::serialize::OutputArchive& archive);
-/// Returns what `text_of` has written as an archive to read, its tensors on the device; none: where they were.
-torch::serialize::InputArchive archive_of(const std::string& text, std::optional<at::Device> device = at::kCPU);
+/// Returns what `text_of` has written as an archive to read, its tensors on the device; none: where
+/// they were.
+torch::serialize::InputArchive archive_of(const std::string& text,
+                                          std::optional<at::Device> device = at::kCPU);
 /// Returns what was written, to be read on the CPU.
 torch::serialize::InputArchive as_input(torch::serialize::OutputArchive& archive);
 
@@ -28,6 +32,7 @@ std::vector<at::Tensor> tensors_of(torch::serialize::InputArchive& archive);
 /// Returns whether both hold the same keys with the same bits.
 bool same_archive(torch::serialize::InputArchive& a, torch::serialize::InputArchive& b);
 /// Returns whether the archive `key` is in neither, or holds the same in both.
-bool same_at(const std::string& key, torch::serialize::InputArchive& a, torch::serialize::InputArchive& b);
+bool same_at(const std::string& key, torch::serialize::InputArchive& a,
+             torch::serialize::InputArchive& b);
 
 }  // namespace hvd::detail

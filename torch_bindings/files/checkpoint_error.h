@@ -1,5 +1,6 @@
 #pragma once
-/// Declares what is thrown, on all ranks, where a checkpoint or another file cannot be written or read.
+/// Declares what is thrown, on all ranks, where a checkpoint or another file cannot be written or
+/// read.
 // Tested in tests/torch_bindings/checkpoint/checkpoint_test.cc
 
 #include "hvd/errors.h"
@@ -7,7 +8,8 @@
 #pragma GCC visibility push(default)
 namespace hvd {
 
-/// CheckpointError: a checkpoint cannot be written or read. The text names the file, the rank, what is wrong.
+/// CheckpointError: a checkpoint cannot be written or read. The text names the file, the rank, what
+/// is wrong.
 struct CheckpointError : Error {
   using Error::Error;
 };

@@ -1,9 +1,11 @@
 #pragma once
-/// CheckpointReader reads the archive of a checkpoint on all ranks of a set, from a file that the first rank has. Large tensors stay in the
-/// file until the archive has been looked at: they have memory that nothing has touched, and no values. Each rank says which of them it
-/// wants, and where: then their bytes travel in portions, so that no rank needs memory for what it does not keep. What is not large is
-/// there at once. CPU tensors only. Thread: one at a time. Errors: LibTorch's c10::Error for a file that is damaged, CheckpointError for
-/// one that cannot be read. Owns the archive and its tensors.
+/// CheckpointReader reads the archive of a checkpoint on all ranks of a set, from a file that the
+/// first rank has. Large tensors stay in the file until the archive has been looked at: they have
+/// memory that nothing has touched, and no values. Each rank says which of them it wants, and
+/// where: then their bytes travel in portions, so that no rank needs memory for what it does not
+/// keep. What is not large is there at once. CPU tensors only. Thread: one at a time. Errors:
+/// LibTorch's c10::Error for a file that is damaged, CheckpointError for one that cannot be read.
+/// Owns the archive and its tensors.
 
 #include <torch/serialize.h>
 
@@ -23,10 +25,11 @@ namespace hvd::detail {
 /// The file of a checkpoint, on the rank that has it.
 class CheckpointFile {
  public:
-  /// Opens it and reads it through once, so that one that cannot be read is found before anything changes. `all_at_once`: no tensor is left
-  /// in the file.
+  /// Opens it and reads it through once, so that one that cannot be read is found before anything
+  /// changes. `all_at_once`: no tensor is left in the file.
   CheckpointFile(const std::string& path, bool all_at_once);
-  /// Returns all but the large tensors, for CheckpointReader: on this rank or, sent there, on others.
+  /// Returns all but the large tensors, for CheckpointReader: on this rank or, sent there, on
+  /// others.
   [[nodiscard]] std::string outline() const;
   void read(std::uint64_t from, void* to, std::size_t bytes) const { file_.read(from, to, bytes); }
 
@@ -47,15 +50,18 @@ class CheckpointReader {
   [[nodiscard]] torch::serialize::InputArchive& archive() { return archive_; }
   /// Returns whether the values of an archive's tensor, or of a view of one, are still in the file.
   [[nodiscard]] bool is_unread(const at::Tensor& tensor) const { return unread(tensor) != nullptr; }
-  /// From the next read() on `tensor`, which an archive has, has its values. Nothing for one that has them.
+  /// From the next read() on `tensor`, which an archive has, has its values. Nothing for one that
+  /// has them.
   void want(const at::Tensor& tensor);
-  /// The next read() gives `to` the values of `from`, which an archive has or which is a view of what one has; at once where these are
-  /// there. Another type or layout costs memory for the whole tensor that `from` is a view of.
+  /// The next read() gives `to` the values of `from`, which an archive has or which is a view of
+  /// what one has; at once where these are there. Another type or layout costs memory for the whole
+  /// tensor that `from` is a view of.
   void want(const at::Tensor& to, const at::Tensor& from);
   /// Wants all that is in the file still, but for tensors in these.
   void want_all_but(const std::vector<at::Tensor>& tensors);
-  /// Reads what this rank wants. With a set: collective over it, for what any of its ranks wants; `file`: on its first rank, null on the
-  /// others. Returns why this rank has not all of it; empty if it has. What it wants is not complete then.
+  /// Reads what this rank wants. With a set: collective over it, for what any of its ranks wants;
+  /// `file`: on its first rank, null on the others. Returns why this rank has not all of it; empty
+  /// if it has. What it wants is not complete then.
   [[nodiscard]] std::string read(const CheckpointFile* file, const ProcessSet* set);
 
  private:
@@ -73,7 +79,8 @@ class CheckpointReader {
   };
   [[nodiscard]] const Extent* unread(const at::Tensor& tensor) const;
   void load(const std::string& outline, at::Device device);
-  void read_extent(Extent& extent, const CheckpointFile* file, const ProcessSet* set, std::string& failure);
+  void read_extent(Extent& extent, const CheckpointFile* file, const ProcessSet* set,
+                   std::string& failure);
 
   std::vector<Extent> extents_;
   std::unordered_map<const void*, std::size_t> by_memory_;

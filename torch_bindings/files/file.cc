@@ -16,7 +16,8 @@ namespace hvd::detail {
 
 namespace {
 
-constexpr std::size_t kAtOnce = std::size_t{1} << 30;  // of bytes, as the kernel takes no more than 2 GiB
+// of bytes, as the kernel takes no more than 2 GiB
+constexpr std::size_t kAtOnce = std::size_t{1} << 30;
 
 [[noreturn]] void fail(const std::string& what, const std::string& path) {
   throw CheckpointError(formatted("{} {}: {}", what, path, std::strerror(errno)));
@@ -27,31 +28,38 @@ std::string folder_of(const std::string& path) {
   return parent.empty() ? "." : parent.string();
 }
 
-std::string number(const std::string& path, int n) { return n == 0 ? path : formatted("{}.{}", path, n); }
+std::string number(const std::string& path, int n) {
+  return n == 0 ? path : formatted("{}.{}", path, n);
+}
 
 /// Returns the path under which a new file is written, and makes its folder.
 std::string name_beside(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(folder_of(path), error);
-  if (error) throw CheckpointError(formatted("cannot make the folder {}: {}", folder_of(path), error.message()));
+  if (error)
+    throw CheckpointError(
+        formatted("cannot make the folder {}: {}", folder_of(path), error.message()));
   return formatted("{}.new.{}", path, ::getpid());
 }
 
 /// The newest stays where it is and gets a second name, until the new one takes the first.
 void move_back(const std::string& path, int keep) {
   for (int n = keep - 1; n >= 2; --n)
-    if (::rename(number(path, n - 1).c_str(), number(path, n).c_str()) != 0 && errno != ENOENT) fail("cannot rename", number(path, n - 1));
+    if (::rename(number(path, n - 1).c_str(), number(path, n).c_str()) != 0 && errno != ENOENT)
+      fail("cannot rename", number(path, n - 1));
   if (::link(path.c_str(), number(path, 1).c_str()) == 0 || errno == ENOENT) return;
   if (errno == EEXIST) {
     ::unlink(number(path, 1).c_str());
     if (::link(path.c_str(), number(path, 1).c_str()) == 0) return;
   }
-  if (::rename(path.c_str(), number(path, 1).c_str()) != 0) fail("cannot rename", path);  // a file system without links
+  // a file system without links
+  if (::rename(path.c_str(), number(path, 1).c_str()) != 0) fail("cannot rename", path);
 }
 
 }  // namespace
 
-File::File(std::string path, int flags) : path_(std::move(path)), descriptor_(::open(path_.c_str(), flags | O_CLOEXEC, 0644)) {
+File::File(std::string path, int flags)
+    : path_(std::move(path)), descriptor_(::open(path_.c_str(), flags | O_CLOEXEC, 0644)) {
   if (descriptor_ < 0) fail("cannot open", path_);
 }
 
@@ -59,7 +67,8 @@ File::~File() { ::close(descriptor_); }
 
 void File::write(const void* data, std::size_t bytes) const {
   for (std::size_t done = 0; done < bytes;) {
-    const auto wrote = ::write(descriptor_, static_cast<const char*>(data) + done, std::min(bytes - done, kAtOnce));
+    const auto wrote = ::write(descriptor_, static_cast<const char*>(data) + done,
+                               std::min(bytes - done, kAtOnce));
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote < 0) fail("cannot write", path_);
     done += static_cast<std::size_t>(wrote);
@@ -67,7 +76,8 @@ void File::write(const void* data, std::size_t bytes) const {
 }
 
 void File::make_durable() const {
-  if (::fsync(descriptor_) != 0 && errno != EINVAL) fail("cannot write", path_);  // EINVAL: a file system that has no use for it
+  // EINVAL: a file system that has no use for it
+  if (::fsync(descriptor_) != 0 && errno != EINVAL) fail("cannot write", path_);
 }
 
 std::uint64_t File::size() const {
@@ -78,7 +88,8 @@ std::uint64_t File::size() const {
 
 void File::read(std::uint64_t from, void* to, std::size_t bytes) const {
   for (std::size_t done = 0; done < bytes;) {
-    const auto got = ::pread(descriptor_, static_cast<char*>(to) + done, std::min(bytes - done, kAtOnce), static_cast<off_t>(from + done));
+    const auto got = ::pread(descriptor_, static_cast<char*>(to) + done,
+                             std::min(bytes - done, kAtOnce), static_cast<off_t>(from + done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail("cannot read", path_);
     if (got == 0) throw CheckpointError(formatted("{} ends after {} bytes", path_, from + done));
@@ -86,7 +97,10 @@ void File::read(std::uint64_t from, void* to, std::size_t bytes) const {
   }
 }
 
-FreshFile::FreshFile(std::string path) : path_(std::move(path)), fresh_(name_beside(path_)), file_(fresh_, O_WRONLY | O_CREAT | O_TRUNC) {}
+FreshFile::FreshFile(std::string path)
+    : path_(std::move(path)),
+      fresh_(name_beside(path_)),
+      file_(fresh_, O_WRONLY | O_CREAT | O_TRUNC) {}
 
 FreshFile::~FreshFile() {
   if (!replaced_) ::unlink(fresh_.c_str());

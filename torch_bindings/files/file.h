@@ -1,7 +1,9 @@
 #pragma once
-/// Files of checkpoints: one that is replaced so that a reader, or a crash at any moment, finds the old or the new one whole, and one that
-/// is read at any place. One process, one thread at a time. Fail by throwing CheckpointError that names the file and the system's reason.
-// Tested in tests/torch_bindings/checkpoint/checkpoint_test.cc, tests/torch_bindings/what_if/what_if_checkpoint_test.cc
+/// Files of checkpoints: one that is replaced so that a reader, or a crash at any moment, finds the
+/// old or the new one whole, and one that is read at any place. One process, one thread at a time.
+/// Fail by throwing CheckpointError that names the file and the system's reason.
+// Tested in tests/torch_bindings/checkpoint/checkpoint_test.cc,
+// tests/torch_bindings/what_if/what_if_checkpoint_test.cc
 
 #include <cstddef>
 #include <cstdint>
@@ -30,7 +32,8 @@ class File {
   int descriptor_;
 };
 
-/// A new file beside `path` that takes its place when it is complete, and is removed if it does not.
+/// A new file beside `path` that takes its place when it is complete, and is removed if it does
+/// not.
 class FreshFile {
  public:
   /// Makes the file, and its folder if that is missing.
@@ -40,8 +43,8 @@ class FreshFile {
   FreshFile& operator=(const FreshFile&) = delete;
 
   void write(const void* data, std::size_t bytes) const { file_.write(data, bytes); }
-  /// Makes it durable and puts it in the place of `path`. With `keep` > 1 the old one becomes `path`.1, that one `path`.2, up to keep - 1;
-  /// there is a file `path` at every moment.
+  /// Makes it durable and puts it in the place of `path`. With `keep` > 1 the old one becomes
+  /// `path`.1, that one `path`.2, up to keep - 1; there is a file `path` at every moment.
   void replace(int keep);
 
  private:

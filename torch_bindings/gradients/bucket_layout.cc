@@ -19,19 +19,25 @@ void add(const Members& members, Bucket places, std::vector<Bucket>& buckets) {
   std::erase_if(places, [&](std::size_t place) { return members[place].alone; });
   while (!places.empty()) {
     const int kind = members[places.front()].kind;
-    const auto others = std::stable_partition(places.begin(), places.end(), [&](std::size_t place) { return members[place].kind == kind; });
+    const auto others = std::stable_partition(places.begin(), places.end(), [&](std::size_t place) {
+      return members[place].kind == kind;
+    });
     Bucket rest(others, places.end());
     places.erase(others, places.end());
     buckets.push_back(std::exchange(places, std::move(rest)));
   }
 }
 
-void add_lists(const Members& members, const std::vector<Bucket>& lists, std::vector<bool>& dealt, std::vector<Bucket>& buckets) {
+void add_lists(const Members& members, const std::vector<Bucket>& lists, std::vector<bool>& dealt,
+               std::vector<Bucket>& buckets) {
   for (const auto& list : lists) {
     Bucket group;
     for (const auto place : list) {
-      if (std::find(group.begin(), group.end(), place) != group.end()) continue;  // tied: the module lists it twice
-      if (dealt[place]) throw InvalidArgument(formatted("groups: parameter '{}' is in two groups", members[place].name));
+      // tied: the module lists it twice
+      if (std::find(group.begin(), group.end(), place) != group.end()) continue;
+      if (dealt[place])
+        throw InvalidArgument(
+            formatted("groups: parameter '{}' is in two groups", members[place].name));
       dealt[place] = true;
       group.push_back(place);
     }
@@ -39,9 +45,11 @@ void add_lists(const Members& members, const std::vector<Bucket>& lists, std::ve
   }
 }
 
-void add_groups(const Members& members, int groups, std::vector<bool>& dealt, std::vector<Bucket>& buckets) {
+void add_groups(const Members& members, int groups, std::vector<bool>& dealt,
+                std::vector<Bucket>& buckets) {
   if (groups < 1) throw InvalidArgument(formatted("groups: {} is not a number of groups", groups));
-  const std::size_t per_group = (members.size() + static_cast<std::size_t>(groups) - 1) / static_cast<std::size_t>(groups);
+  const std::size_t per_group =
+      (members.size() + static_cast<std::size_t>(groups) - 1) / static_cast<std::size_t>(groups);
   for (std::size_t begin = 0; begin < members.size(); begin += per_group) {
     Bucket group(std::min(per_group, members.size() - begin));
     std::iota(group.begin(), group.end(), begin);
@@ -68,7 +76,8 @@ std::vector<Bucket> BucketLayout::deal(const Members& members, const Terms& term
     const Member& member = members[place];
     if (dealt[place] || member.alone) continue;
     const std::size_t most = buckets.empty() ? terms.first_bytes : terms.most_bytes;
-    if (!bucket.empty() && (bytes + member.bytes > most || members[bucket.back()].kind != member.kind)) {
+    if (!bucket.empty() &&
+        (bytes + member.bytes > most || members[bucket.back()].kind != member.kind)) {
       add(members, std::exchange(bucket, {}), buckets);
       bytes = 0;
     }

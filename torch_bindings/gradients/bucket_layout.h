@@ -1,6 +1,7 @@
 #pragma once
-/// Deals parameters to buckets: which gradients travel together, and in which order. Pure: no tensors, no ranks, no memory; what it is
-/// asked twice it answers alike on every rank that has the same parameters. Any thread.
+/// Deals parameters to buckets: which gradients travel together, and in which order. Pure: no
+/// tensors, no ranks, no memory; what it is asked twice it answers alike on every rank that has the
+/// same parameters. Any thread.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,15 +27,18 @@ class BucketLayout {
 
   /// The rules by which it deals.
   struct Terms {
-    std::size_t most_bytes = 0;                   ///< of a bucket that has several members
-    std::size_t first_bytes = 0;                  ///< likewise of the first one
-    std::vector<std::size_t> order;               ///< of all members; empty: the last one first
-    std::optional<int> groups;                    ///< as many buckets, in the members' own order, whatever their bytes
-    std::vector<std::vector<std::size_t>> lists;  ///< buckets that the user has made; the rest is dealt by bytes
+    std::size_t most_bytes = 0;      ///< of a bucket that has several members
+    std::size_t first_bytes = 0;     ///< likewise of the first one
+    std::vector<std::size_t> order;  ///< of all members; empty: the last one first
+    std::optional<int>
+        groups;  ///< as many buckets, in the members' own order, whatever their bytes
+    std::vector<std::vector<std::size_t>>
+        lists;  ///< buckets that the user has made; the rest is dealt by bytes
   };
 
-  /// Returns the buckets: those of the lists first. A bucket of several kinds becomes one for each, and one without members none. Throws
-  /// InvalidArgument, naming the member, for one that is in two lists, and for less than one group.
+  /// Returns the buckets: those of the lists first. A bucket of several kinds becomes one for each,
+  /// and one without members none. Throws InvalidArgument, naming the member, for one that is in
+  /// two lists, and for less than one group.
   static std::vector<Bucket> deal(const std::vector<Member>& members, const Terms& terms);
 };
 

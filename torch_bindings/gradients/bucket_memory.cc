@@ -14,9 +14,12 @@ namespace hvd {
 
 namespace {
 
-/// Each pair of types by itself: where the first of `to` chose the kernel for all, the others were wrong (PyTorch issue 173383).
+/// Each pair of types by itself: where the first of `to` chose the kernel for all, the others were
+/// wrong (PyTorch issue 173383).
 void copy_together(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
-  std::map<std::pair<at::ScalarType, at::ScalarType>, std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> by_types;
+  std::map<std::pair<at::ScalarType, at::ScalarType>,
+           std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>>
+      by_types;
   for (std::size_t i = 0; i < to.size(); ++i) {
     auto& [theirs, mine] = by_types[{to[i].scalar_type(), from[i].scalar_type()}];
     theirs.push_back(to[i]);
@@ -26,7 +29,10 @@ void copy_together(const std::vector<at::Tensor>& to, const std::vector<at::Tens
 }
 
 std::int64_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? -1 : static_cast<std::int64_t>(tensor.unsafeGetTensorImpl()->version_counter().current_version());
+  return tensor.is_inference()
+             ? -1
+             : static_cast<std::int64_t>(
+                   tensor.unsafeGetTensorImpl()->version_counter().current_version());
 }
 
 bool has_form_of(const at::Tensor& gradient, const at::Tensor& place) {
@@ -46,14 +52,16 @@ at::ScalarType BucketMemory::wire_type(const Cell& cell) const {
   return detail::scalar_type_of(wire_type(*cell.named, terms_.compression));
 }
 
-void BucketMemory::make_room(const std::vector<BucketMemory*>& buckets, bool are_taken_together, const Lend& lend) {
+void BucketMemory::make_room(const std::vector<BucketMemory*>& buckets, bool are_taken_together,
+                             const Lend& lend) {
   const NamedParameter& first = *buckets.front()->cells_.front().named;
   const at::Device device = first.parameter.device();
   std::size_t bytes = 0;
   for (const auto* bucket : buckets) {
     for (const Cell& cell : bucket->cells_) {
       if (cell.named->parameter.device() != device) return;
-      bytes += aligned_to_member(static_cast<std::size_t>(cell.named->parameter.numel()) * c10::elementSize(bucket->wire_type(cell)));
+      bytes += aligned_to_member(static_cast<std::size_t>(cell.named->parameter.numel()) *
+                                 c10::elementSize(bucket->wire_type(cell)));
     }
   }
   bytes = std::max<std::size_t>(bytes, kMemberAlignment);
@@ -63,7 +71,8 @@ void BucketMemory::make_room(const std::vector<BucketMemory*>& buckets, bool are
     memory = allocate_shared(bytes);
     is_shared = memory != nullptr;
     if (!is_shared) {
-      const at::Tensor ordinary = at::empty({static_cast<std::int64_t>(bytes + kMemberAlignment)}, at::kByte);
+      const at::Tensor ordinary =
+          at::empty({static_cast<std::int64_t>(bytes + kMemberAlignment)}, at::kByte);
       memory = std::shared_ptr<void>(ordinary.mutable_data_ptr(), [ordinary](void*) {});
     }
   } else {
@@ -76,11 +85,13 @@ void BucketMemory::make_room(const std::vector<BucketMemory*>& buckets, bool are
     bucket->is_taken_together_ = are_taken_together;
     for (Cell& cell : bucket->cells_) {
       const at::Tensor& parameter = cell.named->parameter;
-      cell.wire = detail::watched(detail::view_of(memory, offset, parameter, bucket->wire_type(cell)));
+      cell.wire =
+          detail::watched(detail::view_of(memory, offset, parameter, bucket->wire_type(cell)));
       offset += aligned_to_member(cell.wire.nbytes());
       if (cell.wire.scalar_type() != parameter.scalar_type() || !bucket->terms_.are_views) continue;
       cell.home = cell.place = cell.wire;
-      if (is_shared && bucket->terms_.may_be_made_there) cell.announced = std::make_unique<detail::AnnouncedGradient>(parameter);
+      if (is_shared && bucket->terms_.may_be_made_there)
+        cell.announced = std::make_unique<detail::AnnouncedGradient>(parameter);
     }
   }
 }
@@ -95,7 +106,8 @@ void BucketMemory::take_in(std::size_t member, bool just_given) {
   Cell& cell = cells_[member];
   at::Tensor& gradient = cell.gradient();
   if (is_taken_together_ || !cell.home.defined() || gradient.is_alias_of(cell.home)) return;
-  if (cell.announced && has_form_of(gradient, cell.place) && detail::stays_in_shared_memory(gradient, cell.named, just_given)) {
+  if (cell.announced && has_form_of(gradient, cell.place) &&
+      detail::stays_in_shared_memory(gradient, cell.named, just_given)) {
     cell.home = cell.wire = gradient = detail::watched(gradient);
     cell.zeros_at = -1;
     return;
@@ -117,12 +129,15 @@ void BucketMemory::pack(std::size_t member) {
     return;
   }
   if (!gradient.is_non_overlapping_and_dense()) gradient = gradient.contiguous();
-  if (terms_.go_in_parts && gradient.strides() != parameter.strides() && parameter.is_non_overlapping_and_dense())
-    gradient = at::empty_strided(gradient.sizes(), parameter.strides(), gradient.options()).copy_(gradient);
+  if (terms_.go_in_parts && gradient.strides() != parameter.strides() &&
+      parameter.is_non_overlapping_and_dense())
+    gradient = at::empty_strided(gradient.sizes(), parameter.strides(), gradient.options())
+                   .copy_(gradient);
   cell.wire = gradient.to(wire_type(cell));  // the gradient itself if that is its type
 }
 
-void BucketMemory::take_in_together(const std::vector<std::size_t>& members, bool are_thrown_away, bool other_streams) {
+void BucketMemory::take_in_together(const std::vector<std::size_t>& members, bool are_thrown_away,
+                                    bool other_streams) {
   const bool by_backend = !terms_.is_alone && !terms_.go_in_parts;
   std::vector<at::Tensor> from, to;
   for (const auto member : members) {
@@ -151,7 +166,8 @@ void BucketMemory::fill_with_zeros(std::size_t member) {
   Cell& cell = cells_[member];
   if (!has_room()) {
     const at::Tensor& parameter = cell.named->parameter;
-    cell.wire = at::zeros_like(parameter, parameter.options().requires_grad(false).dtype(wire_type(cell)));
+    cell.wire =
+        at::zeros_like(parameter, parameter.options().requires_grad(false).dtype(wire_type(cell)));
     return;
   }
   if (cell.zeros_at >= 0 && cell.zeros_at == version_of(cell.wire)) return;
@@ -166,7 +182,8 @@ const at::Tensor& BucketMemory::sent(std::size_t member) const {
 
 bool BucketMemory::sends_gradient(std::size_t member) const {
   const Cell& cell = cells_[member];
-  return cell.given.defined() || (cell.gradient().defined() && cell.gradient().is_alias_of(cell.wire));
+  return cell.given.defined() ||
+         (cell.gradient().defined() && cell.gradient().is_alias_of(cell.wire));
 }
 
 bool BucketMemory::has_gradient(std::size_t member) const {
@@ -174,9 +191,11 @@ bool BucketMemory::has_gradient(std::size_t member) const {
   return cell.home.defined() && cell.gradient().defined() && cell.gradient().is_alias_of(cell.home);
 }
 
-TensorArgument BucketMemory::argument(std::size_t member, std::vector<std::shared_ptr<void>>& kept) {
+TensorArgument BucketMemory::argument(std::size_t member,
+                                      std::vector<std::shared_ptr<void>>& kept) {
   Cell& cell = cells_[member];
-  if (!cell.wire.defined()) cell.wire = at::empty({0}, cell.named->parameter.options().dtype(wire_type(cell)));
+  if (!cell.wire.defined())
+    cell.wire = at::empty({0}, cell.named->parameter.options().dtype(wire_type(cell)));
   TensorArgument argument = detail::argument(sent(member), cell.wire, cell.named->name);
   argument.name = cell.named->name;
   argument.padded = has_room() && !terms_.go_in_parts;
@@ -195,7 +214,8 @@ void BucketMemory::give_back(const std::vector<std::size_t>& members) {
       continue;
     }
     if (gradient.defined() && gradient.is_alias_of(cell.wire)) continue;
-    if (!gradient.defined()) gradient = at::empty_like(cell.wire, cell.wire.options().dtype(cell.type));
+    if (!gradient.defined())
+      gradient = at::empty_like(cell.wire, cell.wire.options().dtype(cell.type));
     from.push_back(cell.wire);
     to.push_back(gradient);
   }

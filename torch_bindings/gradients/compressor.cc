@@ -14,7 +14,9 @@ namespace hvd {
 
 namespace {
 
-at::ScalarType memory_type(const at::Tensor& parameter) { return parameter.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+at::ScalarType memory_type(const at::Tensor& parameter) {
+  return parameter.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
 
 }  // namespace
 
@@ -32,7 +34,9 @@ struct GradientCompressor::Living {
     const at::NoGradGuard no_gradient;
     for (auto* const compressor : all) {
       const auto& mine = compressor->parameters_;
-      if (std::any_of(mine.begin(), mine.end(), [&](const auto& named) { return theirs.contains(named.second.unsafeGetTensorImpl()); }))
+      if (std::any_of(mine.begin(), mine.end(), [&](const auto& named) {
+            return theirs.contains(named.second.unsafeGetTensorImpl());
+          }))
         call(*compressor, theirs);
     }
   }
@@ -44,7 +48,9 @@ GradientCompressor::Living& GradientCompressor::living() {
 }
 
 bool GradientCompressor::takes(const Compression& compression, const at::Tensor& parameter) {
-  if (!compression.needs_memory() || !at::isFloatingType(parameter.scalar_type()) || parameter.numel() == 0) return false;
+  if (!compression.needs_memory() || !at::isFloatingType(parameter.scalar_type()) ||
+      parameter.numel() == 0)
+    return false;
   if (compression.kind() != Compression::Kind::PowerSgd) return true;
   if (parameter.dim() < 2) return false;
   const std::int64_t rows = parameter.size(0);
@@ -53,15 +59,21 @@ bool GradientCompressor::takes(const Compression& compression, const at::Tensor&
 }
 
 std::unique_ptr<GradientCompressor> GradientCompressor::make(Terms terms, Parameters parameters) {
-  if (terms.compression.kind() == Compression::Kind::Int8) return make_int8_compressor(std::move(terms), std::move(parameters));
-  if (terms.compression.kind() == Compression::Kind::TopK) return make_topk_compressor(std::move(terms), std::move(parameters));
+  if (terms.compression.kind() == Compression::Kind::Int8)
+    return make_int8_compressor(std::move(terms), std::move(parameters));
+  if (terms.compression.kind() == Compression::Kind::TopK)
+    return make_topk_compressor(std::move(terms), std::move(parameters));
   return make_powersgd_compressor(std::move(terms), std::move(parameters));
 }
 
 GradientCompressor::GradientCompressor(Terms terms, Parameters parameters)
-    : terms_(std::move(terms)), parameters_(std::move(parameters)), ranks_(terms_.process_set.size()), self_(terms_.process_set.rank()) {
+    : terms_(std::move(terms)),
+      parameters_(std::move(parameters)),
+      ranks_(terms_.process_set.size()),
+      self_(terms_.process_set.rank()) {
   for (const auto& [name, parameter] : parameters_)
-    residuals_.push_back(at::zeros_like(parameter, parameter.options().requires_grad(false).dtype(memory_type(parameter))));
+    residuals_.push_back(at::zeros_like(
+        parameter, parameter.options().requires_grad(false).dtype(memory_type(parameter))));
   const std::lock_guard lock(living().mutex);
   living().all.insert(this);
 }
@@ -71,16 +83,21 @@ GradientCompressor::~GradientCompressor() {
   living().all.erase(this);
 }
 
-// --------------------------------------------------------------------------------------------------------------- loss scaling
+// ------------------------------------------------------------------------------------ loss scaling
 
-void GradientCompressor::follow_scale(const Tensors& parameters, const std::shared_ptr<const float>& scale) {
-  living().each_of(parameters, [&](GradientCompressor& compressor, const auto&) { compressor.scale_ = scale; });
+void GradientCompressor::follow_scale(const Tensors& parameters,
+                                      const std::shared_ptr<const float>& scale) {
+  living().each_of(parameters,
+                   [&](GradientCompressor& compressor, const auto&) { compressor.scale_ = scale; });
 }
 void GradientCompressor::correct_scale(const Tensors& parameters) {
-  living().each_of(parameters, [](GradientCompressor& compressor, const auto&) { compressor.correct_scale(); });
+  living().each_of(parameters,
+                   [](GradientCompressor& compressor, const auto&) { compressor.correct_scale(); });
 }
 void GradientCompressor::end_step(const Tensors& parameters, bool left_out) {
-  living().each_of(parameters, [&](GradientCompressor& compressor, const auto& theirs) { compressor.end_step(theirs, left_out); });
+  living().each_of(parameters, [&](GradientCompressor& compressor, const auto& theirs) {
+    compressor.end_step(theirs, left_out);
+  });
 }
 
 /// 1 where there is none.
@@ -98,10 +115,12 @@ void GradientCompressor::keep_memory() {
   if (!scale_ && !first) return before_.clear();
   const auto now = memory();
   before_.resize(now.size());
-  for (std::size_t i = 0; i < now.size(); ++i) before_[i].defined() ? before_[i].copy_(now[i]) : before_[i] = now[i].clone();
+  for (std::size_t i = 0; i < now.size(); ++i)
+    before_[i].defined() ? before_[i].copy_(now[i]) : before_[i] = now[i].clone();
 }
 
-/// Gradients came as g * scale and were taken for g: of what was remembered before, r, too little was sent, r / scale.
+/// Gradients came as g * scale and were taken for g: of what was remembered before, r, too little
+/// was sent, r / scale.
 void GradientCompressor::correct_scale() {
   const double scale = this->scale();
   if (scale == unit_ || std::find(open_.begin(), open_.end(), true) == open_.end()) return;
@@ -116,7 +135,8 @@ void GradientCompressor::correct_scale() {
 void GradientCompressor::end_step(const std::unordered_set<const void*>& theirs, bool left_out) {
   std::vector<std::size_t> ended;
   for (std::size_t i = 0; i < open_.size(); ++i)
-    if (open_[i] && theirs.contains(parameters_[i].second.unsafeGetTensorImpl())) ended.push_back(i);
+    if (open_[i] && theirs.contains(parameters_[i].second.unsafeGetTensorImpl()))
+      ended.push_back(i);
   for (const auto i : ended) open_[i] = false;
   if (!left_out || before_.empty()) return;
   const auto now = memory();
@@ -127,20 +147,23 @@ void GradientCompressor::end_step(const std::unordered_set<const void*>& theirs,
   }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ reduction
+// --------------------------------------------------------------------------------------- reduction
 
 void GradientCompressor::count_allreduce(std::uint64_t bytes) {
   const auto ranks = static_cast<std::uint64_t>(ranks_);
   bytes_sent_ += 2 * bytes * (ranks - 1) / ranks;  // Patarasuk and Yuan 2009
 }
-void GradientCompressor::count_allgather(std::uint64_t own_bytes) { bytes_sent_ += own_bytes * static_cast<std::uint64_t>(ranks_ - 1); }
+void GradientCompressor::count_allgather(std::uint64_t own_bytes) {
+  bytes_sent_ += own_bytes * static_cast<std::uint64_t>(ranks_ - 1);
+}
 void GradientCompressor::count_alltoall(std::uint64_t own_bytes) {
   const auto ranks = static_cast<std::uint64_t>(ranks_);
   bytes_sent_ += own_bytes * (ranks - 1) / ranks;
 }
 
 at::Tensor GradientCompressor::finish(at::Tensor sum) const {
-  if (terms_.predivide_factor != 1) return sum.mul_(terms_.predivide_factor / static_cast<double>(ranks_));
+  if (terms_.predivide_factor != 1)
+    return sum.mul_(terms_.predivide_factor / static_cast<double>(ranks_));
   return terms_.op == ReduceOp::Average ? sum.div_(ranks_) : sum;
 }
 
@@ -154,21 +177,27 @@ void GradientCompressor::check_alike() {
     sizes.push_back(static_cast<std::int64_t>(parameter.scalar_type()));
   }
   const at::Tensor mine = torch::tensor(sizes, at::kLong);
-  const AllreduceOptions most{.name = name("largest"), .op = ReduceOp::Max, .process_set = terms_.process_set};
-  const AllreduceOptions least{.name = name("smallest"), .op = ReduceOp::Min, .process_set = terms_.process_set};
-  const at::Tensor differs = allreduce(mine, most).ne(allreduce(mine, least)).view({-1, 3}).any(1).nonzero();
+  const AllreduceOptions most{
+      .name = name("largest"), .op = ReduceOp::Max, .process_set = terms_.process_set};
+  const AllreduceOptions least{
+      .name = name("smallest"), .op = ReduceOp::Min, .process_set = terms_.process_set};
+  const at::Tensor differs =
+      allreduce(mine, most).ne(allreduce(mine, least)).view({-1, 3}).any(1).nonzero();
   if (differs.numel() == 0) return;
   checked_ = false;
-  throw Mismatch(formatted("{}: the shape or type of '{}' differs between ranks", terms_.name,
-                           parameters_[static_cast<std::size_t>(differs[0].item<std::int64_t>())].first));
+  throw Mismatch(
+      formatted("{}: the shape or type of '{}' differs between ranks", terms_.name,
+                parameters_[static_cast<std::size_t>(differs[0].item<std::int64_t>())].first));
 }
 
-/// The parameters that have a gradient on any rank. `also_compared` travels as the shape of a tensor that is empty.
+/// The parameters that have a gradient on any rank. `also_compared` travels as the shape of a
+/// tensor that is empty.
 std::vector<std::size_t> GradientCompressor::agree_on_present(const Shape& also_compared) {
   at::Tensor present = at::zeros({static_cast<std::int64_t>(parameters_.size())}, at::kByte);
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (parameters_[i].second.grad().defined()) present[static_cast<std::int64_t>(i)] = 1;
-  const AllreduceOptions options{.name = name("present"), .op = ReduceOp::Max, .process_set = terms_.process_set};
+  const AllreduceOptions options{
+      .name = name("present"), .op = ReduceOp::Max, .process_set = terms_.process_set};
   if (also_compared.empty()) {
     allreduce_(present, options);
   } else {
@@ -186,7 +215,8 @@ std::vector<std::size_t> GradientCompressor::agree_on_present(const Shape& also_
 void GradientCompressor::compare(const Shape& shape) {
   Shape empty = shape;
   empty.push_back(0);
-  allreduce_(at::empty(empty, at::kByte), {.name = name("present"), .op = ReduceOp::Max, .process_set = terms_.process_set});
+  allreduce_(at::empty(empty, at::kByte),
+             {.name = name("present"), .op = ReduceOp::Max, .process_set = terms_.process_set});
 }
 
 void GradientCompressor::reduce(const Shape& also_compared, const std::function<double()>& factor) {
@@ -201,16 +231,19 @@ void GradientCompressor::reduce(const Shape& also_compared, const std::function<
   for (const auto i : active) {
     const at::Tensor& gradient = parameters_[i].second.grad();
     if (!gradient.defined() || weight == 0) continue;
-    const at::Tensor dense = (gradient.is_sparse() ? gradient.to_dense() : gradient).to(residuals_[i].scalar_type());
+    const at::Tensor dense =
+        (gradient.is_sparse() ? gradient.to_dense() : gradient).to(residuals_[i].scalar_type());
     residuals_[i].add_(dense, gradient_factor() * weight);
   }
   auto reduced = exchange(active);
   for (std::size_t a = 0; a < active.size(); ++a) {
     const at::Tensor& parameter = parameters_[active[a]].second;
     at::Tensor& gradient = parameter.mutable_grad();
-    if (!gradient.defined() || gradient.is_sparse()) gradient = at::empty_like(parameter, parameter.options().requires_grad(false));
+    if (!gradient.defined() || gradient.is_sparse())
+      gradient = at::empty_like(parameter, parameter.options().requires_grad(false));
     if (unit_ != 1) reduced[a].mul_(unit_);
-    gradient.copy_(reduced[a].as_strided(residuals_[active[a]].sizes(), residuals_[active[a]].strides()));
+    gradient.copy_(
+        reduced[a].as_strided(residuals_[active[a]].sizes(), residuals_[active[a]].strides()));
   }
 }
 

@@ -1,18 +1,24 @@
 #pragma once
-/// Gradients that travel lossily compressed, with a memory of what was left out, which is added to the next step's gradients
-/// (error feedback: Seide et al. 2014; Karimireddy et al. 2019), so that nothing is lost but only late.
-///   int8      blocks of 256 values with a scale each (Dettmers 2016). Each rank sums one part of all gradients and sends the sum on,
-///             rounded again, with a memory of its own (DoubleSqueeze, Tang et al. 2019): an error is at most half a step of the scale,
-///             which is the block's largest magnitude / 127, once for each rank's values and once for the sum.
-///   topk      the values of largest magnitude of each tensor, as indices and values (Aji and Heafield 2017; Lin et al. 2018).
-///   powersgd  a matrix M (first dimension by all others) as P Q^T, P orthonormal, by one step of subspace iteration from the last Q
-///             (Vogels, Karimireddy, Jaggi 2019). Tensors with fewer than two dimensions, or too small to gain, travel as they are.
-/// All ranks get the same bits. Sparse gradients become dense. Where a gradient is not finite, neither is the result, and what was
-/// remembered there is dropped. The memory has the size of the gradients, in fp32 or fp64, on each rank.
-/// With loss scaling it is kept in units of the gradients without the scale, which may change from step to step; and of a step that is left
-/// out nothing is lost that was remembered before it, for which a copy of the memory is kept (in the first step, and from the one on in
-/// which a GradScaler has been seen).
-/// Thread: one at a time. Errors: Mismatch where the ranks' tensors differ; what collectives throw.
+/// Gradients that travel lossily compressed, with a memory of what was left out, which is added to
+/// the next step's gradients (error feedback: Seide et al. 2014; Karimireddy et al. 2019), so that
+/// nothing is lost but only late.
+///   int8      blocks of 256 values with a scale each (Dettmers 2016). Each rank sums one part of
+///             all gradients and sends the sum on, rounded again, with a memory of its own
+///             (DoubleSqueeze, Tang et al. 2019): an error is at most half a step of the scale,
+///             which is the block's largest magnitude / 127, once for each rank's values and once
+///             for the sum.
+///   topk      the values of largest magnitude of each tensor, as indices and values (Aji and
+///             Heafield 2017; Lin et al. 2018).
+///   powersgd  a matrix M (first dimension by all others) as P Q^T, P orthonormal, by one step of
+///             subspace iteration from the last Q (Vogels, Karimireddy, Jaggi 2019). Tensors with
+///             fewer than two dimensions, or too small to gain, travel as they are.
+/// All ranks get the same bits. Sparse gradients become dense. Where a gradient is not finite,
+/// neither is the result, and what was remembered there is dropped. The memory has the size of the
+/// gradients, in fp32 or fp64, on each rank. With loss scaling it is kept in units of the gradients
+/// without the scale, which may change from step to step; and of a step that is left out nothing is
+/// lost that was remembered before it, for which a copy of the memory is kept (in the first step,
+/// and from the one on in which a GradScaler has been seen). Thread: one at a time. Errors:
+/// Mismatch where the ranks' tensors differ; what collectives throw.
 
 #include <ATen/core/Tensor.h>
 
@@ -50,18 +56,23 @@ class GradientCompressor {
 
   // What GradScaler tells all who compress gradients of these parameters, an optimizer's. Local.
   using Tensors = std::vector<at::Tensor>;
-  /// Before the reduction, if it is still to come: gradients are multiplied by `scale`, which changes, as long as that lives.
+  /// Before the reduction, if it is still to come: gradients are multiplied by `scale`, which
+  /// changes, as long as that lives.
   static void follow_scale(const Tensors& parameters, const std::shared_ptr<const float>& scale);
   /// After the reduction: one that did not know of the scale yet counts as if it had.
   static void correct_scale(const Tensors& parameters);
-  /// After the step; `left_out`: what is remembered of these parameters is again what it was before the reduction.
+  /// After the step; `left_out`: what is remembered of these parameters is again what it was before
+  /// the reduction.
   static void end_step(const Tensors& parameters, bool left_out);
 
-  /// Collective. Every parameter's `.grad` becomes that of all ranks together; one that has none on any rank stays without. Throws
-  /// Mismatch, on all ranks, where `also_compared` differs; empty, it costs nothing. `factor`, if there is one, is asked once, when
-  /// the ranks have agreed, and may be collective: this rank's gradients are multiplied by what it returns, and are zeros if that is 0.
+  /// Collective. Every parameter's `.grad` becomes that of all ranks together; one that has none on
+  /// any rank stays without. Throws Mismatch, on all ranks, where `also_compared` differs; empty,
+  /// it costs nothing. `factor`, if there is one, is asked once, when the ranks have agreed, and
+  /// may be collective: this rank's gradients are multiplied by what it returns, and are zeros if
+  /// that is 0.
   void reduce(const Shape& also_compared = {}, const std::function<double()>& factor = nullptr);
-  /// Collective. Throws Mismatch, on all ranks, if they compare different shapes, or some of them reduce.
+  /// Collective. Throws Mismatch, on all ranks, if they compare different shapes, or some of them
+  /// reduce.
   void compare(const Shape& shape);
   /// Returns what this rank remembers, in a fixed order; it may be written to.
   [[nodiscard]] virtual std::vector<at::Tensor> memory() const { return residuals_; }
@@ -70,8 +81,9 @@ class GradientCompressor {
 
  protected:
   GradientCompressor(Terms terms, Parameters parameters);
-  /// Exchanges the gradients of the parameters whose numbers are in `active`. `residuals_` hold them with what was left out before;
-  /// afterwards what is left out now. Returns the reduced gradients, in the type and memory order of the residuals.
+  /// Exchanges the gradients of the parameters whose numbers are in `active`. `residuals_` hold
+  /// them with what was left out before; afterwards what is left out now. Returns the reduced
+  /// gradients, in the type and memory order of the residuals.
   virtual std::vector<at::Tensor> exchange(const std::vector<std::size_t>& active) = 0;
   /// Returns how many tensors of `memory()`, from its beginning on, are in units of the gradients.
   [[nodiscard]] virtual std::size_t remainders() const { return memory().size(); }
@@ -88,7 +100,8 @@ class GradientCompressor {
   const Parameters parameters_;
   const std::int64_t ranks_;
   const std::int64_t self_;
-  std::vector<at::Tensor> residuals_;  ///< one for each parameter, in its memory order if that is dense; fp32 or fp64
+  std::vector<at::Tensor>
+      residuals_;  ///< one for each parameter, in its memory order if that is dense; fp32 or fp64
 
  private:
   struct Living;
@@ -102,14 +115,18 @@ class GradientCompressor {
 
   bool checked_ = false;
   std::optional<std::weak_ptr<const float>> scale_;  ///< of a GradScaler
-  double unit_ = 1;                                  ///< the scale of the gradients of the last reduction
-  Tensors before_;                                   ///< `memory()` before the last reduction; empty if it is not kept
-  std::vector<bool> open_;  ///< of each parameter: reduced, and a GradScaler has not said yet what came of the step
+  double unit_ = 1;         ///< the scale of the gradients of the last reduction
+  Tensors before_;          ///< `memory()` before the last reduction; empty if it is not kept
+  std::vector<bool> open_;  ///< of each parameter: reduced, and a GradScaler has not said yet what
+                            ///< came of the step
   std::uint64_t bytes_sent_ = 0;
 };
 
-std::unique_ptr<GradientCompressor> make_int8_compressor(GradientCompressor::Terms terms, GradientCompressor::Parameters parameters);
-std::unique_ptr<GradientCompressor> make_topk_compressor(GradientCompressor::Terms terms, GradientCompressor::Parameters parameters);
-std::unique_ptr<GradientCompressor> make_powersgd_compressor(GradientCompressor::Terms terms, GradientCompressor::Parameters parameters);
+std::unique_ptr<GradientCompressor> make_int8_compressor(GradientCompressor::Terms terms,
+                                                         GradientCompressor::Parameters parameters);
+std::unique_ptr<GradientCompressor> make_topk_compressor(GradientCompressor::Terms terms,
+                                                         GradientCompressor::Parameters parameters);
+std::unique_ptr<GradientCompressor> make_powersgd_compressor(
+    GradientCompressor::Terms terms, GradientCompressor::Parameters parameters);
 
 }  // namespace hvd

@@ -20,18 +20,21 @@ using Tensors = std::vector<at::Tensor>;
 /// Drops what was remembered where it is not finite.
 void drop_not_finite(at::Tensor& memory) { memory.nan_to_num_(0, 0, 0); }
 
-// ---------------------------------------------------------------------------------------------------------------------- int8
+// -------------------------------------------------------------------------------------------- int8
 
 constexpr std::int64_t kBlock = 256;
-constexpr std::int64_t kRow = kBlock + static_cast<std::int64_t>(sizeof(float));  ///< values, and the bytes of their scale
+constexpr std::int64_t kRow =
+    kBlock + static_cast<std::int64_t>(sizeof(float));  ///< values, and the bytes of their scale
 
 /// [blocks, 256] of fp32 or fp64 as [blocks, 260] of int8.
 at::Tensor encode(const at::Tensor& blocks) {
   at::Tensor scales = blocks.abs().amax(1, true).div_(127).to(at::kFloat);
-  scales.masked_fill_(scales.lt(std::numeric_limits<float>::min()), 0);  // too small to divide by: all is left for the next time
+  // too small to divide by: all is left for the next time
+  scales.masked_fill_(scales.lt(std::numeric_limits<float>::min()), 0);
   const at::Tensor wide = scales.to(blocks.scalar_type());
   at::Tensor steps = blocks * at::where(wide.gt(0), wide.reciprocal(), at::zeros_like(wide));
-  if (!scales.isfinite().all().item<bool>()) drop_not_finite(steps);  // their scale says what they are
+  // their scale says what they are
+  if (!scales.isfinite().all().item<bool>()) drop_not_finite(steps);
   return at::cat({steps.round_().clamp_(-127, 127).to(at::kChar), scales.view(at::kChar)}, 1);
 }
 at::Tensor decode(const at::Tensor& rows, at::ScalarType type) {
@@ -39,13 +42,16 @@ at::Tensor decode(const at::Tensor& rows, at::ScalarType type) {
   return rows.narrow(1, 0, kBlock).to(type).mul_(scales.to(type));
 }
 
-/// Gradients of one type on one device travel as one row of blocks; each starts a block. Rank r sums up the r-th part of the blocks.
+/// Gradients of one type on one device travel as one row of blocks; each starts a block. Rank r
+/// sums up the r-th part of the blocks.
 class Int8Compressor : public GradientCompressor {
  public:
-  Int8Compressor(Terms terms, Parameters parameters) : GradientCompressor(std::move(terms), std::move(parameters)) {
+  Int8Compressor(Terms terms, Parameters parameters)
+      : GradientCompressor(std::move(terms), std::move(parameters)) {
     std::map<std::pair<std::string, at::ScalarType>, std::size_t> places;
     for (std::size_t i = 0; i < residuals_.size(); ++i) {
-      const auto [place, added] = places.try_emplace({residuals_[i].device().str(), residuals_[i].scalar_type()}, parts_.size());
+      const auto [place, added] = places.try_emplace(
+          {residuals_[i].device().str(), residuals_[i].scalar_type()}, parts_.size());
       if (added) parts_.emplace_back();
       Part& part = parts_[place->second];
       const std::int64_t blocks = (residuals_[i].numel() + kBlock - 1) / kBlock;
@@ -72,7 +78,8 @@ class Int8Compressor : public GradientCompressor {
  protected:
   Tensors exchange(const std::vector<std::size_t>& active) override {
     Tensors results(residuals_.size());
-    for (std::size_t p = 0; p < parts_.size(); ++p) exchange(parts_[p], active, std::to_string(p), results);
+    for (std::size_t p = 0; p < parts_.size(); ++p)
+      exchange(parts_[p], active, std::to_string(p), results);
     Tensors in_order;
     for (const auto i : active) in_order.push_back(results[i]);
     return in_order;
@@ -85,9 +92,10 @@ class Int8Compressor : public GradientCompressor {
   };
   struct Part {
     std::vector<Member> members;
-    std::int64_t blocks = 0, begin = 0, own = 0;  ///< of all; the first that this rank sums up, and how many
-    at::Tensor values;                            ///< [blocks, 256], scratch; zeros between the members
-    at::Tensor of_sums;                           ///< [own, 256], what the rounding of the sums left out
+    std::int64_t blocks = 0, begin = 0,
+                 own = 0;  ///< of all; the first that this rank sums up, and how many
+    at::Tensor values;     ///< [blocks, 256], scratch; zeros between the members
+    at::Tensor of_sums;    ///< [own, 256], what the rounding of the sums left out
     at::Tensor splits;
   };
 
@@ -95,14 +103,17 @@ class Int8Compressor : public GradientCompressor {
     return blocks.narrow(0, member.begin, member.blocks).flatten().narrow(0, 0, count);
   }
 
-  void exchange(Part& part, const std::vector<std::size_t>& active, const std::string& number, Tensors& results) {
+  void exchange(Part& part, const std::vector<std::size_t>& active, const std::string& number,
+                Tensors& results) {
     std::vector<Member> present, absent;
     for (const auto& member : part.members)
-      (std::binary_search(active.begin(), active.end(), member.number) ? present : absent).push_back(member);
+      (std::binary_search(active.begin(), active.end(), member.number) ? present : absent)
+          .push_back(member);
     if (present.empty()) return;
     const auto type = part.values.scalar_type();
     for (const auto& member : present)
-      elements(part.values, member, residuals_[member.number].numel()).copy_(detail::in_memory_order(residuals_[member.number]));
+      elements(part.values, member, residuals_[member.number].numel())
+          .copy_(detail::in_memory_order(residuals_[member.number]));
     for (const auto& member : absent) part.values.narrow(0, member.begin, member.blocks).zero_();
 
     const at::Tensor sent = encode(part.values);
@@ -112,7 +123,8 @@ class Int8Compressor : public GradientCompressor {
       residual.copy_(elements(left, member, residual.numel()));
       drop_not_finite(residual);
     }
-    AlltoallOptions to_owners{.name = name("values.") + number, .splits = part.splits, .process_set = terms_.process_set};
+    AlltoallOptions to_owners{
+        .name = name("values.") + number, .splits = part.splits, .process_set = terms_.process_set};
     const at::Tensor received = alltoall(sent, to_owners).output.view({ranks_, part.own, kRow});
     count_alltoall(sent.nbytes());
     at::Tensor sum = decode(received[0], type);
@@ -123,26 +135,32 @@ class Int8Compressor : public GradientCompressor {
     drop_not_finite(sum);
     for (const auto& member : absent) keep(part, member, sum);
     part.of_sums.copy_(sum);
-    const at::Tensor all = decode(allgather(rounded, {.name = name("sums.") + number, .process_set = terms_.process_set}), type);
+    const at::Tensor all = decode(
+        allgather(rounded, {.name = name("sums.") + number, .process_set = terms_.process_set}),
+        type);
     count_allgather(rounded.nbytes());
-    for (const auto& member : present) results[member.number] = elements(all, member, residuals_[member.number].numel());
+    for (const auto& member : present)
+      results[member.number] = elements(all, member, residuals_[member.number].numel());
   }
 
   /// Blocks of a gradient that nobody had: what was left out of their sums stays.
   static void keep(const Part& part, const Member& member, at::Tensor& sum) {
     const std::int64_t first = std::max(member.begin, part.begin) - part.begin;
-    const std::int64_t last = std::min(member.begin + member.blocks, part.begin + part.own) - part.begin;
-    if (first < last) sum.narrow(0, first, last - first).copy_(part.of_sums.narrow(0, first, last - first));
+    const std::int64_t last =
+        std::min(member.begin + member.blocks, part.begin + part.own) - part.begin;
+    if (first < last)
+      sum.narrow(0, first, last - first).copy_(part.of_sums.narrow(0, first, last - first));
   }
 
   std::vector<Part> parts_;
 };
 
-// ---------------------------------------------------------------------------------------------------------------------- topk
+// -------------------------------------------------------------------------------------------- topk
 
 class TopKCompressor : public GradientCompressor {
  public:
-  TopKCompressor(Terms terms, Parameters parameters) : GradientCompressor(std::move(terms), std::move(parameters)) {}
+  TopKCompressor(Terms terms, Parameters parameters)
+      : GradientCompressor(std::move(terms), std::move(parameters)) {}
 
  protected:
   Tensors exchange(const std::vector<std::size_t>& active) override {
@@ -154,15 +172,19 @@ class TopKCompressor : public GradientCompressor {
     for (const auto i : active) {
       at::Tensor values = detail::in_memory_order(residuals_[i]);
       const auto count = std::clamp<std::int64_t>(
-          static_cast<std::int64_t>(std::ceil(terms_.compression.ratio() * static_cast<double>(values.numel()))), 1, values.numel());
+          static_cast<std::int64_t>(
+              std::ceil(terms_.compression.ratio() * static_cast<double>(values.numel()))),
+          1, values.numel());
       const at::Tensor places = std::get<1>(values.abs().topk(count, 0, true, false));
       const at::Tensor chosen = values.index_select(0, places);
       values.index_fill_(0, places, 0);
       const bool narrow = values.numel() <= std::numeric_limits<std::int32_t>::max();
       const at::Tensor travelling = narrow ? places.to(at::kInt) : places;
-      under_way.push_back({grouped_allgather_async({travelling, chosen},
-                                                   {.name = name("values of ") + parameters_[i].first, .process_set = terms_.process_set}),
-                           count});
+      under_way.push_back(
+          {grouped_allgather_async({travelling, chosen},
+                                   {.name = name("values of ") + parameters_[i].first,
+                                    .process_set = terms_.process_set}),
+           count});
       count_allgather(travelling.nbytes() + chosen.nbytes());
     }
     Tensors results;
@@ -170,7 +192,8 @@ class TopKCompressor : public GradientCompressor {
       const Tensors all = under_way[a].all.wait();
       const at::Tensor& residual = residuals_[active[a]];
       at::Tensor sum = at::zeros({residual.numel()}, residual.options());
-      for (std::int64_t rank = 0; rank < ranks_; ++rank)  // one after the other: each has a place at most once, so the order is fixed
+      // one after the other: each has a place at most once, so the order is fixed
+      for (std::int64_t rank = 0; rank < ranks_; ++rank)
         sum.index_add_(0, all[0].narrow(0, rank * under_way[a].count, under_way[a].count),
                        all[1].narrow(0, rank * under_way[a].count, under_way[a].count));
       results.push_back(finish(sum));
@@ -179,10 +202,11 @@ class TopKCompressor : public GradientCompressor {
   }
 };
 
-// ------------------------------------------------------------------------------------------------------------------ powersgd
+// ---------------------------------------------------------------------------------------- powersgd
 
-/// Makes the columns of [rows, columns] orthonormal (modified Gram-Schmidt). Plain loops: the same bits on all ranks, whatever number of
-/// threads each has. Columns with nothing of their own become zero; returns which.
+/// Makes the columns of [rows, columns] orthonormal (modified Gram-Schmidt). Plain loops: the same
+/// bits on all ranks, whatever number of threads each has. Columns with nothing of their own become
+/// zero; returns which.
 template <class T>
 std::vector<std::int64_t> orthonormalise(at::Tensor& matrix) {
   auto p = matrix.accessor<T, 2>();
@@ -190,19 +214,24 @@ std::vector<std::int64_t> orthonormalise(at::Tensor& matrix) {
   std::vector<std::int64_t> empty;
   for (std::int64_t j = 0; j < matrix.size(1); ++j) {
     double before = 0;
-    for (std::int64_t row = 0; row < rows; ++row) before += static_cast<double>(p[row][j]) * static_cast<double>(p[row][j]);
+    for (std::int64_t row = 0; row < rows; ++row)
+      before += static_cast<double>(p[row][j]) * static_cast<double>(p[row][j]);
     for (std::int64_t i = 0; i < j; ++i) {
       double dot = 0;
-      for (std::int64_t row = 0; row < rows; ++row) dot += static_cast<double>(p[row][i]) * static_cast<double>(p[row][j]);
       for (std::int64_t row = 0; row < rows; ++row)
-        p[row][j] = static_cast<T>(static_cast<double>(p[row][j]) - dot * static_cast<double>(p[row][i]));
+        dot += static_cast<double>(p[row][i]) * static_cast<double>(p[row][j]);
+      for (std::int64_t row = 0; row < rows; ++row)
+        p[row][j] =
+            static_cast<T>(static_cast<double>(p[row][j]) - dot * static_cast<double>(p[row][i]));
     }
     double after = 0;
-    for (std::int64_t row = 0; row < rows; ++row) after += static_cast<double>(p[row][j]) * static_cast<double>(p[row][j]);
+    for (std::int64_t row = 0; row < rows; ++row)
+      after += static_cast<double>(p[row][j]) * static_cast<double>(p[row][j]);
     constexpr double kRounding = 16 * static_cast<double>(std::numeric_limits<T>::epsilon());
     const bool none = !(std::sqrt(after) > kRounding * std::sqrt(before));
     const double scale = none ? 0 : 1 / std::sqrt(after);
-    for (std::int64_t row = 0; row < rows; ++row) p[row][j] = static_cast<T>(static_cast<double>(p[row][j]) * scale);
+    for (std::int64_t row = 0; row < rows; ++row)
+      p[row][j] = static_cast<T>(static_cast<double>(p[row][j]) * scale);
     if (none) empty.push_back(j);
   }
   return empty;
@@ -220,7 +249,8 @@ at::Tensor product(const at::Tensor& left, const at::Tensor& right) {
     for (std::int64_t j = 0; j < left.size(1); ++j) {
       const T factor = p[row][j];
       const T* from = q[j].data();
-      for (std::int64_t column = 0; column < right.size(0); ++column) to[column] += factor * from[column];
+      for (std::int64_t column = 0; column < right.size(0); ++column)
+        to[column] += factor * from[column];
     }
   }
   return result;
@@ -229,7 +259,8 @@ at::Tensor product(const at::Tensor& left, const at::Tensor& right) {
 class PowerSgdCompressor : public GradientCompressor {
  public:
   PowerSgdCompressor(Terms terms, Parameters parameters)
-      : GradientCompressor(std::move(terms), std::move(parameters)), steps_(at::zeros({1}, at::kLong)) {
+      : GradientCompressor(std::move(terms), std::move(parameters)),
+        steps_(at::zeros({1}, at::kLong)) {
     for (std::size_t i = 0; i < residuals_.size(); ++i) {
       const std::int64_t rows = residuals_[i].size(0);
       const std::int64_t columns = residuals_[i].numel() / rows;
@@ -257,21 +288,25 @@ class PowerSgdCompressor : public GradientCompressor {
     std::vector<std::vector<std::int64_t>> empty;
     for (std::size_t a = 0; a < active.size(); ++a) {
       at::Tensor here = left[a].cpu();
-      empty.push_back(here.scalar_type() == at::kDouble ? orthonormalise<double>(here) : orthonormalise<float>(here));
-      if (!left[a].isfinite().all().item<bool>()) here.fill_(std::numeric_limits<double>::quiet_NaN());
+      empty.push_back(here.scalar_type() == at::kDouble ? orthonormalise<double>(here)
+                                                        : orthonormalise<float>(here));
+      if (!left[a].isfinite().all().item<bool>())
+        here.fill_(std::numeric_limits<double>::quiet_NaN());
       left[a] = here.to(left[a].device());
       right.push_back(matrices[a].t().mm(left[a]));
     }
     average(right, "right");
     Tensors results;
-    for (std::size_t a = 0; a < active.size(); ++a) results.push_back(take_in(active[a], left[a], right[a], empty[a]));
+    for (std::size_t a = 0; a < active.size(); ++a)
+      results.push_back(take_in(active[a], left[a], right[a], empty[a]));
     return results;
   }
 
  private:
   /// The same on all ranks, and nobody else's random numbers.
   [[nodiscard]] at::Tensor random(at::IntArrayRef sizes, std::size_t parameter) const {
-    const auto seed = static_cast<std::uint64_t>(steps_.item<std::int64_t>()) * 1'000'003 + parameter + 1;
+    const auto seed =
+        static_cast<std::uint64_t>(steps_.item<std::int64_t>()) * 1'000'003 + parameter + 1;
     return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kDouble));
   }
 
@@ -283,27 +318,33 @@ class PowerSgdCompressor : public GradientCompressor {
     std::map<std::string, Tensors> by_device;
     for (const auto& tensor : tensors) by_device[tensor.device().str()].push_back(tensor);
     for (auto& [device, group] : by_device)
-      grouped_allreduce_(
-          group,
-          {.name = name(part) + " on " + device.substr(0, device.find(':')), .op = ReduceOp::Average, .process_set = terms_.process_set});
+      grouped_allreduce_(group, {.name = name(part) + " on " + device.substr(0, device.find(':')),
+                                 .op = ReduceOp::Average,
+                                 .process_set = terms_.process_set});
   }
 
   /// The result for one parameter, and what is remembered for the next time.
-  at::Tensor take_in(std::size_t i, const at::Tensor& left, const at::Tensor& right, const std::vector<std::int64_t>& empty) {
+  at::Tensor take_in(std::size_t i, const at::Tensor& left, const at::Tensor& right,
+                     const std::vector<std::int64_t>& empty) {
     at::Tensor& residual = residuals_[i];
     at::Tensor mean;
     if (!left.is_cpu()) {
       mean = left.mm(right.t());
     } else {
-      mean = left.scalar_type() == at::kDouble ? product<double>(left, right) : product<float>(left, right);
+      mean = left.scalar_type() == at::kDouble ? product<double>(left, right)
+                                               : product<float>(left, right);
     }
     mean = mean.view(residual.sizes());
     if (right.isfinite().all().item<bool>()) {
       right_[i].copy_(right);
-      for (const auto column : empty) right_[i].select(1, column).copy_(random({right.size(0)}, i));  // or it stayed empty for ever
+      // or it stayed empty for ever
+      for (const auto column : empty) right_[i].select(1, column).copy_(random({right.size(0)}, i));
       residual.sub_(mean);
-    } else if (const at::Tensor& gradient = parameters_[i].second.grad(); gradient.defined()) {  // none of it is any good
-      residual.sub_((gradient.is_sparse() ? gradient.to_dense() : gradient).to(residual.scalar_type()), gradient_factor());
+    } else if (const at::Tensor& gradient = parameters_[i].second.grad();
+               gradient.defined()) {  // none of it is any good
+      residual.sub_(
+          (gradient.is_sparse() ? gradient.to_dense() : gradient).to(residual.scalar_type()),
+          gradient_factor());
       drop_not_finite(residual);
     }
     if (terms_.op == ReduceOp::Sum) mean.mul_(ranks_);
@@ -318,13 +359,16 @@ class PowerSgdCompressor : public GradientCompressor {
 
 }  // namespace
 
-std::unique_ptr<GradientCompressor> make_int8_compressor(GradientCompressor::Terms terms, GradientCompressor::Parameters parameters) {
+std::unique_ptr<GradientCompressor> make_int8_compressor(
+    GradientCompressor::Terms terms, GradientCompressor::Parameters parameters) {
   return std::make_unique<Int8Compressor>(std::move(terms), std::move(parameters));
 }
-std::unique_ptr<GradientCompressor> make_topk_compressor(GradientCompressor::Terms terms, GradientCompressor::Parameters parameters) {
+std::unique_ptr<GradientCompressor> make_topk_compressor(
+    GradientCompressor::Terms terms, GradientCompressor::Parameters parameters) {
   return std::make_unique<TopKCompressor>(std::move(terms), std::move(parameters));
 }
-std::unique_ptr<GradientCompressor> make_powersgd_compressor(GradientCompressor::Terms terms, GradientCompressor::Parameters parameters) {
+std::unique_ptr<GradientCompressor> make_powersgd_compressor(
+    GradientCompressor::Terms terms, GradientCompressor::Parameters parameters) {
   return std::make_unique<PowerSgdCompressor>(std::move(terms), std::move(parameters));
 }
 

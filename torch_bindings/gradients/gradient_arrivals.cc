@@ -23,7 +23,9 @@ void GradientArrivals::submit(bool are_kept) {
     for (const auto place : arrivals_) list(place);
     for (std::size_t place = gradients_; place-- > 0;) list(place);
   }
-  ordering_ = allreduce_async(places, {.name = name_ + "/order of arrival", .op = ReduceOp::Sum, .process_set = process_set_});
+  ordering_ = allreduce_async(
+      places,
+      {.name = name_ + "/order of arrival", .op = ReduceOp::Sum, .process_set = process_set_});
 }
 
 bool GradientArrivals::learn() {

@@ -1,6 +1,7 @@
 #pragma once
-/// The order in which backward gives gradients, and how the ranks of a set come to know one order: it is that of the set's first rank, and
-/// travels beside a round of gradients. Thread: the reducer's, under its lock. Errors: what the sum in which it travels throws.
+/// The order in which backward gives gradients, and how the ranks of a set come to know one order:
+/// it is that of the set's first rank, and travels beside a round of gradients. Thread: the
+/// reducer's, under its lock. Errors: what the sum in which it travels throws.
 
 #include <ATen/core/Tensor.h>
 
@@ -17,8 +18,10 @@ namespace hvd {
 /// The order of one reducer's gradients.
 class GradientArrivals {
  public:
-  /// Until it is followed there is no order. `name`: of what has the gradients, the same on all ranks.
-  GradientArrivals(std::string name, ProcessSet process_set) : name_(std::move(name)), process_set_(std::move(process_set)) {}
+  /// Until it is followed there is no order. `name`: of what has the gradients, the same on all
+  /// ranks.
+  GradientArrivals(std::string name, ProcessSet process_set)
+      : name_(std::move(name)), process_set_(std::move(process_set)) {}
 
   /// From now on an order of as many gradients is looked for.
   void follow(std::size_t gradients) { gradients_ = gradients; }
@@ -29,10 +32,12 @@ class GradientArrivals {
   }
   /// Returns the order, the same on all ranks; empty: not known yet.
   [[nodiscard]] const std::vector<std::size_t>& order() const { return order_; }
-  /// Begins to tell the other ranks, beside a round that is under way, until the order is known: ranks are in the same rounds, whatever
-  /// they make of them. `are_kept`: what has come counts. Of a round that failed here, it waits for the next.
+  /// Begins to tell the other ranks, beside a round that is under way, until the order is known:
+  /// ranks are in the same rounds, whatever they make of them. `are_kept`: what has come counts. Of
+  /// a round that failed here, it waits for the next.
   void submit(bool are_kept);
-  /// Ends a round: waits for what the ranks have told. Returns whether there is an order now that is another than the last one first.
+  /// Ends a round: waits for what the ranks have told. Returns whether there is an order now that
+  /// is another than the last one first.
   bool learn();
   /// Forgets what has come in a round.
   void forget() { arrivals_.clear(); }

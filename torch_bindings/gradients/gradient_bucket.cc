@@ -17,7 +17,9 @@ std::vector<const NamedParameter*> parameters_of(const std::vector<GradientSlot*
 
 }  // namespace
 
-bool GradientSlot::is_zero() const { return gradient().layout() == at::kStrided && !gradient().any().item<bool>(); }
+bool GradientSlot::is_zero() const {
+  return gradient().layout() == at::kStrided && !gradient().any().item<bool>();
+}
 
 void GradientSlot::follow_layout(bool sparse_as_dense) {
   if (!gradient().is_sparse()) return;
@@ -29,21 +31,29 @@ void GradientSlot::follow_layout(bool sparse_as_dense) {
 }
 
 void GradientSlot::share_out(int ranks) {
-  if (std::exchange(reduced, false) && ranks > 1 && gradient().defined() && !is_replaced()) gradient().div_(ranks);
+  if (std::exchange(reduced, false) && ranks > 1 && gradient().defined() && !is_replaced())
+    gradient().div_(ranks);
 }
 
 void GradientSlot::convert() {
   const at::Tensor& parameter = named.parameter;
   if (!gradient().defined()) return;
   if (gradient().sizes() != parameter.sizes())
-    throw InvalidArgument(formatted("parameter '{}' is {} now, and its gradient {}; call zero_grad() when a parameter gets another shape",
-                                    named.name, to_string(Shape(parameter.sizes().vec())), to_string(Shape(gradient().sizes().vec()))));
+    throw InvalidArgument(
+        formatted("parameter '{}' is {} now, and its gradient {}; call zero_grad() when a "
+                  "parameter gets another shape",
+                  named.name, to_string(Shape(parameter.sizes().vec())),
+                  to_string(Shape(gradient().sizes().vec()))));
   gradient() = gradient().to(parameter.device(), parameter.scalar_type());
   set_mark();
 }
 
-GradientBucket::GradientBucket(std::string called, std::vector<GradientSlot*> members, const BucketMemory::Terms& terms)
-    : name(std::move(called)), slots(std::move(members)), memory(parameters_of(slots), terms), round(slots.size()) {
+GradientBucket::GradientBucket(std::string called, std::vector<GradientSlot*> members,
+                               const BucketMemory::Terms& terms)
+    : name(std::move(called)),
+      slots(std::move(members)),
+      memory(parameters_of(slots), terms),
+      round(slots.size()) {
   for (std::size_t i = 0; i < slots.size(); ++i) slots[i]->member = i;
 }
 
@@ -78,7 +88,9 @@ void GradientBucket::put_back_weighed(double factor) {
   const bool was_sent = round.pending() && round.pending()->status.ok();
   for (auto* slot : slots) {
     const auto weighed = std::exchange(slot->weighed, GradientSlot::Weighed::No);
-    if (weighed == GradientSlot::Weighed::Itself && factor != 0 && !was_sent && slot->gradient().defined()) slot->gradient().div_(factor);
+    if (weighed == GradientSlot::Weighed::Itself && factor != 0 && !was_sent &&
+        slot->gradient().defined())
+      slot->gradient().div_(factor);
   }
 }
 
@@ -92,7 +104,8 @@ void GradientBucket::give_back(double share) {
   for (const auto* slot : slots) {
     const std::size_t member = slot->member;
     if (!round.pending()->present_anywhere[member] || round.is_kept(member)) continue;
-    if (round.is_late(member)) {  // what the others have together, which is the same on all ranks, and what is to come
+    // what the others have together, which is the same on all ranks, and what is to come
+    if (round.is_late(member)) {
       slot->gradient().add_(memory.result(member).to(slot->gradient().scalar_type()), share);
     } else {
       members.push_back(member);
@@ -105,8 +118,10 @@ bool GradientBucket::learn_sparse(const ProcessSet& process_set) {
   at::Tensor known = at::zeros({static_cast<std::int64_t>(slots.size())}, at::kInt);
   for (const auto* slot : slots)
     if (slot->sparse) known[static_cast<std::int64_t>(slot->member)] = 1;
-  const AllreduceOptions most{.name = name + "/sparse", .op = ReduceOp::Max, .process_set = process_set};
-  const AllreduceOptions least{.name = name + "/not sparse", .op = ReduceOp::Min, .process_set = process_set};
+  const AllreduceOptions most{
+      .name = name + "/sparse", .op = ReduceOp::Max, .process_set = process_set};
+  const AllreduceOptions least{
+      .name = name + "/not sparse", .op = ReduceOp::Min, .process_set = process_set};
   at::Tensor anywhere;
   at::Tensor everywhere;
   try {

@@ -1,6 +1,7 @@
 #pragma once
-/// The state that a reducer follows from round to round: of each parameter's gradient, and of a bucket of those that travel together.
-/// Thread: the reducer's, under its lock, without recording of gradients.
+/// The state that a reducer follows from round to round: of each parameter's gradient, and of a
+/// bucket of those that travel together. Thread: the reducer's, under its lock, without recording
+/// of gradients.
 
 #include <ATen/core/Tensor.h>
 
@@ -28,18 +29,24 @@ struct GradientSlot {
     at::Device device{at::kCPU};
     std::vector<std::int64_t> sizes;
     explicit Kind(const at::Tensor& parameter)
-        : type(parameter.scalar_type()), device(parameter.device()), sizes(parameter.sizes().vec()) {}
+        : type(parameter.scalar_type()),
+          device(parameter.device()),
+          sizes(parameter.sizes().vec()) {}
     [[nodiscard]] bool is_of(const at::Tensor& parameter) const {
-      return type == parameter.scalar_type() && device == parameter.device() && parameter.sizes() == at::IntArrayRef(sizes);
+      return type == parameter.scalar_type() && device == parameter.device() &&
+             parameter.sizes() == at::IntArrayRef(sizes);
     }
   };
-  /// The tensor that has been multiplied by its rank's weight: the gradient itself, or a copy of it that travels.
+  /// The tensor that has been multiplied by its rank's weight: the gradient itself, or a copy of it
+  /// that travels.
   enum class Weighed : std::uint8_t { No, Itself, Copy };
 
   explicit GradientSlot(NamedParameter whose) : named(std::move(whose)), kind(named.parameter) {}
   [[nodiscard]] at::Tensor& gradient() const { return named.parameter.mutable_grad(); }
   [[nodiscard]] detail::GradientMark::Since since_mark() const { return mark.since(gradient()); }
-  [[nodiscard]] bool is_replaced() const { return since_mark() == detail::GradientMark::Since::Replaced; }
+  [[nodiscard]] bool is_replaced() const {
+    return since_mark() == detail::GradientMark::Since::Replaced;
+  }
   /// Returns whether `.grad`, which is defined, is dense and all zeros.
   [[nodiscard]] bool is_zero() const;
   /// Marks `.grad` as it is.
@@ -48,48 +55,58 @@ struct GradientSlot {
   void follow_layout(bool sparse_as_dense);
   /// Divides what is a sum over so many ranks already: it enters the next one in equal parts.
   void share_out(int ranks);
-  /// Converts the gradient to what the parameter is now. Throws InvalidArgument where it has another shape.
+  /// Converts the gradient to what the parameter is now. Throws InvalidArgument where it has
+  /// another shape.
   void convert();
 
   NamedParameter named;
   Kind kind;
   bool compressed = false;  ///< goes by a compression that needs a memory, in no bucket
-  bool sparse = false;      ///< its gradients are sparse, here or on another rank: they travel on their own, after the bucket
-  bool reduced = false;     ///< `.grad` is what a round gave, the same on all ranks
+  bool sparse = false;  ///< its gradients are sparse, here or on another rank: they travel on their
+                        ///< own, after the bucket
+  bool reduced = false;  ///< `.grad` is what a round gave, the same on all ranks
   std::size_t bucket = 0;
-  std::size_t member = 0;               ///< of the bucket, or of what is compressed
-  int passes = 0;                       ///< backward passes since the last step that gave a gradient
-  detail::GradientMark mark;            ///< `.grad` as it was left
-  Weighed weighed = Weighed::No;        ///< in this round
-  std::optional<unsigned> before_hook;  ///< with Sum: sees a gradient before it is added to one that is reduced already
-  at::Tensor before;                    ///< that one
+  std::size_t member = 0;         ///< of the bucket, or of what is compressed
+  int passes = 0;                 ///< backward passes since the last step that gave a gradient
+  detail::GradientMark mark;      ///< `.grad` as it was left
+  Weighed weighed = Weighed::No;  ///< in this round
+  std::optional<unsigned>
+      before_hook;  ///< with Sum: sees a gradient before it is added to one that is reduced already
+  at::Tensor before;  ///< that one
 };
 
-/// Gradients that travel together: one submission. Its members are slots of a reducer, which stay where they are.
+/// Gradients that travel together: one submission. Its members are slots of a reducer, which stay
+/// where they are.
 struct GradientBucket {
-  GradientBucket(std::string called, std::vector<GradientSlot*> members, const BucketMemory::Terms& terms);
+  GradientBucket(std::string called, std::vector<GradientSlot*> members,
+                 const BucketMemory::Terms& terms);
   /// Returns the parameter of its first member: all were of one kind when they were dealt.
   [[nodiscard]] const at::Tensor& parameter() const { return slots.front()->named.parameter; }
 
-  /// Makes the current stream wait for those on which backward has given its gradients, and takes in what is present where a bucket's
-  /// gradients are taken in together. `are_thrown_away`: as zeros.
+  /// Makes the current stream wait for those on which backward has given its gradients, and takes
+  /// in what is present where a bucket's gradients are taken in together. `are_thrown_away`: as
+  /// zeros.
   void take_in_together(bool are_thrown_away);
   /// Multiplies what is sent by this rank's weight, in place.
   void weigh(const GradientWeights& weights);
-  /// Divides what was sent in vain again, after a round that has failed, so that it can be reduced once more.
+  /// Divides what was sent in vain again, after a round that has failed, so that it can be reduced
+  /// once more.
   void put_back_weighed(double factor);
   /// Makes the gradients that the backend was to copy what they were.
   void put_given_back();
-  /// Makes `.grad` what the round gave. `share`: of that in a gradient which has come late, to be summed over the ranks once more.
+  /// Makes `.grad` what the round gave. `share`: of that in a gradient which has come late, to be
+  /// summed over the ranks once more.
   void give_back(double share);
-  /// Collective. Tells all ranks which gradients are sparse. Returns whether that brought anything new to any rank.
+  /// Collective. Tells all ranks which gradients are sparse. Returns whether that brought anything
+  /// new to any rank.
   bool learn_sparse(const ProcessSet& process_set);
 
   std::string name;
   std::vector<GradientSlot*> slots;  ///< by member
   BucketMemory memory;
   GradientRound round;
-  detail::StreamSet streams;  ///< on which backward has given its gradients since it was submitted last
+  detail::StreamSet
+      streams;  ///< on which backward has given its gradients since it was submitted last
 };
 
 }  // namespace hvd

@@ -56,6 +56,8 @@ void remove_gradient_hook(const at::Tensor& parameter, const void* owner) {
   *place = std::move(below);
 }
 
-bool has_gradient_hook(const at::Tensor& parameter, const void* owner) { return find(parameter, owner) != nullptr; }
+bool has_gradient_hook(const at::Tensor& parameter, const void* owner) {
+  return find(parameter, owner) != nullptr;
+}
 
 }  // namespace hvd::detail

@@ -1,8 +1,9 @@
 #pragma once
-/// Hooks that LibTorch calls when backward has added to a parameter's `.grad`. LibTorch has room for one on each parameter; these are
-/// linked, so that a user's own is called too (first: what it does to the gradient counts), and is there again when ours is taken off.
-/// Of the hooks of several owners only the one put on last is called.
-/// Thread: one at a time, not while a backward pass runs; the hooks themselves run in autograd's threads.
+/// Hooks that LibTorch calls when backward has added to a parameter's `.grad`. LibTorch has room
+/// for one on each parameter; these are linked, so that a user's own is called too (first: what it
+/// does to the gradient counts), and is there again when ours is taken off. Of the hooks of several
+/// owners only the one put on last is called. Thread: one at a time, not while a backward pass
+/// runs; the hooks themselves run in autograd's threads.
 // Tested in tests/torch_bindings/what_if/what_if_gradients_test.cc
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +14,8 @@ namespace hvd::detail {
 
 /// Puts a hook on the parameter, on top of what is there.
 void add_gradient_hook(const at::Tensor& parameter, const void* owner, std::function<void()> call);
-/// Takes the owner's hook off, wherever it is; what was below it moves up. Does nothing if it is not there.
+/// Takes the owner's hook off, wherever it is; what was below it moves up. Does nothing if it is
+/// not there.
 void remove_gradient_hook(const at::Tensor& parameter, const void* owner);
 /// Returns whether the owner's hook is still there: a user may have set another in its place.
 bool has_gradient_hook(const at::Tensor& parameter, const void* owner);

@@ -21,14 +21,17 @@ Table& table() {
   return *made;
 }
 
-/// Calls `visit(owner, process_set)` for all owners of the parameter. The table is locked meanwhile.
+/// Calls `visit(owner, process_set)` for all owners of the parameter. The table is locked
+/// meanwhile.
 template <class Visit>
 void for_each_owner(const at::Tensor& parameter, const Visit& visit) {
   const auto [begin, end] = table().owners.equal_range(parameter.unsafeGetTensorImpl());
   for (auto entry = begin; entry != end; ++entry) visit(*entry->second.first, entry->second.second);
 }
 
-const char* title(const std::string& kind) { return kind == "ddp" ? "DistributedDataParallel" : "DistributedOptimizer"; }
+const char* title(const std::string& kind) {
+  return kind == "ddp" ? "DistributedDataParallel" : "DistributedOptimizer";
+}
 
 }  // namespace
 
@@ -42,7 +45,8 @@ void GradientOwner::end() noexcept {
   const std::lock_guard lock(table().mutex);
   for (const auto& parameter : parameters_) {
     const auto [begin, end] = table().owners.equal_range(parameter.unsafeGetTensorImpl());
-    const auto own = std::find_if(begin, end, [this](const auto& entry) { return entry.second.first == this; });
+    const auto own =
+        std::find_if(begin, end, [this](const auto& entry) { return entry.second.first == this; });
     if (own != end) table().owners.erase(own);
   }
   parameters_.clear();
@@ -61,7 +65,9 @@ std::vector<ProcessSet> GradientOwners::sets_of(const std::vector<at::Tensor>& p
 bool GradientOwners::has_other(const std::string& kind, const at::Tensor& parameter) {
   bool found = false;
   const std::lock_guard lock(table().mutex);
-  for_each_owner(parameter, [&](const GradientOwner& owner, const ProcessSet& /*set*/) { found = found || owner.kind() != kind; });
+  for_each_owner(parameter, [&](const GradientOwner& owner, const ProcessSet& /*set*/) {
+    found = found || owner.kind() != kind;
+  });
   return found;
 }
 
@@ -70,17 +76,21 @@ std::size_t GradientOwners::count(const at::Tensor& parameter) {
   return table().owners.count(parameter.unsafeGetTensorImpl());
 }
 
-void GradientOwners::refuse_others(const std::string& kind, const std::vector<std::pair<std::string, at::Tensor>>& parameters,
-                                   std::size_t first) {
+void GradientOwners::refuse_others(
+    const std::string& kind, const std::vector<std::pair<std::string, at::Tensor>>& parameters,
+    std::size_t first) {
   const std::lock_guard lock(table().mutex);
   for (std::size_t i = first; i < parameters.size(); ++i)
-    for_each_owner(parameters[i].second, [&, &name = parameters[i].first](const GradientOwner& owner, const ProcessSet& /*set*/) {
-      if (owner.kind() != kind)
-        throw InvalidArgument(
-            formatted("{}: the gradient of parameter '{}' is reduced by a {} already, and would be reduced twice; end that "
-                      "one first, or use the optimizer alone, which can shard and compress, too",
-                      title(kind), name, title(owner.kind())));
-    });
+    for_each_owner(
+        parameters[i].second,
+        [&, &name = parameters[i].first](const GradientOwner& owner, const ProcessSet& /*set*/) {
+          if (owner.kind() != kind)
+            throw InvalidArgument(
+                formatted("{}: the gradient of parameter '{}' is reduced by a {} already, and "
+                          "would be reduced twice; end that one first, or use the optimizer alone, "
+                          "which can shard and compress, too",
+                          title(kind), name, title(owner.kind())));
+        });
 }
 
 }  // namespace hvd::detail

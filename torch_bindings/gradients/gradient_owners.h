@@ -1,7 +1,8 @@
 #pragma once
-/// The table of who reduces the gradients of which parameters in this process, and on which process set: for wrappers, of which two kinds
-/// around one parameter would reduce its gradient twice, and for those who see an optimizer only (GradScaler). One table; any thread; one
-/// mutex. Errors: InvalidArgument, naming the parameter, from `refuse_others` alone.
+/// The table of who reduces the gradients of which parameters in this process, and on which process
+/// set: for wrappers, of which two kinds around one parameter would reduce its gradient twice, and
+/// for those who see an optimizer only (GradScaler). One table; any thread; one mutex. Errors:
+/// InvalidArgument, naming the parameter, from `refuse_others` alone.
 // Tested in tests/torch_bindings/modules/distributed_data_parallel_test.cc
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +20,8 @@ namespace hvd::detail {
 class GradientOwner {
  public:
   /// `kind`: "optimizer" or "ddp".
-  GradientOwner(const ProcessSet& process_set, std::string kind) : process_set_(process_set), kind_(std::move(kind)) {}
+  GradientOwner(const ProcessSet& process_set, std::string kind)
+      : process_set_(process_set), kind_(std::move(kind)) {}
   ~GradientOwner() { end(); }
   GradientOwner(const GradientOwner&) = delete;
   GradientOwner& operator=(const GradientOwner&) = delete;
@@ -36,14 +38,17 @@ class GradientOwner {
 
 /// The functions on that table.
 struct GradientOwners {
-  /// Returns the sets on which gradients of these parameters are reduced, each once; none if nobody reduces any.
+  /// Returns the sets on which gradients of these parameters are reduced, each once; none if nobody
+  /// reduces any.
   static std::vector<ProcessSet> sets_of(const std::vector<at::Tensor>& parameters);
   /// Returns whether an owner of another kind reduces the gradient of `parameter`.
   static bool has_other(const std::string& kind, const at::Tensor& parameter);
   /// Returns how many reduce the gradient of `parameter`.
   static std::size_t count(const at::Tensor& parameter);
-  /// Throws InvalidArgument if an owner of another kind reduces the gradient of one of these: one backward pass would reduce it twice.
-  static void refuse_others(const std::string& kind, const std::vector<std::pair<std::string, at::Tensor>>& parameters,
+  /// Throws InvalidArgument if an owner of another kind reduces the gradient of one of these: one
+  /// backward pass would reduce it twice.
+  static void refuse_others(const std::string& kind,
+                            const std::vector<std::pair<std::string, at::Tensor>>& parameters,
                             std::size_t first = 0);
 };
 

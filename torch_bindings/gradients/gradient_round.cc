@@ -13,12 +13,15 @@ RoundState advance(RoundState state, RoundEvent event) {
   if (state == S::Gathering && event == E::Count) return S::Counted;
   if (state != S::PutAway && event == E::Submit) return S::UnderWay;
   if ((state == S::UnderWay || state == S::PutAway) && event == E::PutAway) return S::PutAway;
-  throw std::logic_error(formatted("round: no event {} in state {}", static_cast<int>(event), static_cast<int>(state)));
+  throw std::logic_error(formatted("round: no event {} in state {}", static_cast<int>(event),
+                                   static_cast<int>(state)));
 }
 
 void GradientRound::give(std::size_t member) {
   Member& given = members_[member];
-  if (std::exchange(given.arrival, Arrival::Given) != Arrival::Given && state_ == RoundState::Counted && given.is_awaited) --missing_;
+  if (std::exchange(given.arrival, Arrival::Given) != Arrival::Given &&
+      state_ == RoundState::Counted && given.is_awaited)
+    --missing_;
 }
 
 void GradientRound::count(const std::vector<bool>& are_awaited) {
@@ -46,11 +49,13 @@ bool GradientRound::is_under_way(std::size_t member) const {
 }
 
 bool GradientRound::has_late() const {
-  return std::any_of(members_.begin(), members_.end(), [](const Member& member) { return member.is_late; });
+  return std::any_of(members_.begin(), members_.end(),
+                     [](const Member& member) { return member.is_late; });
 }
 
 bool GradientRound::has_given() const {
-  return std::any_of(members_.begin(), members_.end(), [](const Member& member) { return member.arrival == Arrival::Given; });
+  return std::any_of(members_.begin(), members_.end(),
+                     [](const Member& member) { return member.arrival == Arrival::Given; });
 }
 
 }  // namespace hvd

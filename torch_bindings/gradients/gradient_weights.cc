@@ -11,7 +11,8 @@ namespace hvd {
 void detail::check_weight(double weight) {
   constexpr double kMost = 9007199254740992;  // so that a sum is finite
   if (!(weight >= 0 && weight <= kMost))
-    throw InvalidArgument(formatted("set_weight({}): it must be a number of rows or tokens, from 0 to 2^53", weight));
+    throw InvalidArgument(
+        formatted("set_weight({}): it must be a number of rows or tokens, from 0 to 2^53", weight));
 }
 
 void GradientWeights::ask(const std::string& name, bool scattered) {
@@ -19,9 +20,13 @@ void GradientWeights::ask(const std::string& name, bool scattered) {
   round_ = std::make_shared<Round>();
   const std::int64_t rows = scattered ? process_set_.size() : 1;  // one for each rank
   round_->own.assign(static_cast<std::size_t>(rows), *own_);
-  Submission submission = request(scattered ? OpKind::Reducescatter : OpKind::Allreduce,
-                                  AllreduceOptions{.name = name, .op = ReduceOp::Sum, .process_set = process_set_});
-  submission.tensors.push_back({.input = round_->own.data(), .output = &round_->all, .dtype = DataType::Float64, .shape = {rows}});
+  Submission submission =
+      request(scattered ? OpKind::Reducescatter : OpKind::Allreduce,
+              AllreduceOptions{.name = name, .op = ReduceOp::Sum, .process_set = process_set_});
+  submission.tensors.push_back({.input = round_->own.data(),
+                                .output = &round_->all,
+                                .dtype = DataType::Float64,
+                                .shape = {rows}});
   submission.keep_alive = std::shared_ptr<Round>(round_);
   round_->pending = engine()->submit(std::move(submission), After::Return);
 }

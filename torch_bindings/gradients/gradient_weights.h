@@ -1,7 +1,8 @@
 #pragma once
-/// The weights of the ranks' gradients in the averages of a step. The sum of all ranks' weights is known before the first gradients leave,
-/// so that a gradient is multiplied by its share once, and all that follows (compression, shares, joined ranks) is an ordinary average.
-/// Thread: the reducer's, under its lock. Errors: what the sum throws, but for a Mismatch.
+/// The weights of the ranks' gradients in the averages of a step. The sum of all ranks' weights is
+/// known before the first gradients leave, so that a gradient is multiplied by its share once, and
+/// all that follows (compression, shares, joined ranks) is an ordinary average. Thread: the
+/// reducer's, under its lock. Errors: what the sum throws, but for a Mismatch.
 // Tested in tests/torch_bindings/reducer/reducer_weights_test.cc
 
 #include <ATen/core/Tensor.h>
@@ -34,22 +35,27 @@ class GradientWeights {
     factor_ = 1;
   }
 
-  /// Starts the sum of a round, unless gradients have no weights: an operation of the kind and name that other ranks' gradients have which
-  /// have none, as only such ones meet; but those are averages or have scales, so that none of them can be taken for it.
+  /// Starts the sum of a round, unless gradients have no weights: an operation of the kind and name
+  /// that other ranks' gradients have which have none, as only such ones meet; but those are
+  /// averages or have scales, so that none of them can be taken for it.
   void ask(const std::string& name, bool scattered);
   /// Returns whether it was asked for in this round.
   [[nodiscard]] bool are_asked() const { return round_ != nullptr; }
   /// Returns whether learn() would not wait.
   [[nodiscard]] bool is_known() const { return !round_ || round_->pending->done.load(); }
   /// Returns the sum under way; null where there is none.
-  [[nodiscard]] std::shared_ptr<HandleState> pending() const { return round_ ? round_->pending : nullptr; }
-  /// Waits for the sum, where there is one. Returns false where other ranks' gradients have no weights.
+  [[nodiscard]] std::shared_ptr<HandleState> pending() const {
+    return round_ ? round_->pending : nullptr;
+  }
+  /// Waits for the sum, where there is one. Returns false where other ranks' gradients have no
+  /// weights.
   bool learn();
   void end_round() { round_.reset(); }
 
   /// Returns what this rank's gradients are multiplied by before they are averaged.
   [[nodiscard]] double factor() const { return factor_; }
-  /// Returns `values` so multiplied. What counts nothing is zeros: the mean of no rows is not a number.
+  /// Returns `values` so multiplied. What counts nothing is zeros: the mean of no rows is not a
+  /// number.
   [[nodiscard]] at::Tensor weighed(const at::Tensor& values) const;
 
  private:

@@ -1,7 +1,9 @@
 #pragma once
-/// LocalGradients tell whether parameters have been changed while gradients stayed on this rank alone (passes under no_sync(), or of the
-/// module past its wrapper): whoever steps by those changes the parameters that have got one. So a part of some of them is remembered.
-/// Version counters would not do: LibTorch's SGD writes through `data()`. Thread: one at a time. Holds the parameters. Throws nothing.
+/// LocalGradients tell whether parameters have been changed while gradients stayed on this rank
+/// alone (passes under no_sync(), or of the module past its wrapper): whoever steps by those
+/// changes the parameters that have got one. So a part of some of them is remembered. Version
+/// counters would not do: LibTorch's SGD writes through `data()`. Thread: one at a time. Holds the
+/// parameters. Throws nothing.
 // Tested in tests/torch_bindings/what_if/what_if_ddp_replicas_test.cc
 
 #include <torch/torch.h>
@@ -23,11 +25,12 @@ class LocalGradients {
   void note(const std::string& name, const at::Tensor& parameter) {
     if (samples_.size() < kSamples) samples_.push_back({name, parameter, part_of(parameter)});
   }
-  /// Returns the name of a parameter that is not what it was; null if there is none, or if all ranks have got the same parameters since
-  /// (a broadcast, a checkpoint).
+  /// Returns the name of a parameter that is not what it was; null if there is none, or if all
+  /// ranks have got the same parameters since (a broadcast, a checkpoint).
   [[nodiscard]] const std::string* changed() const {
     if (SharedParameters::writes_alike() != writes_alike_) return nullptr;
-    const auto found = std::find_if(samples_.begin(), samples_.end(), [](const Sample& sample) { return sample.has_changed(); });
+    const auto found = std::find_if(samples_.begin(), samples_.end(),
+                                    [](const Sample& sample) { return sample.has_changed(); });
     return found == samples_.end() ? nullptr : &found->name;
   }
 
@@ -42,15 +45,18 @@ class LocalGradients {
     at::Tensor part;  ///< a copy of its first elements
     [[nodiscard]] bool has_changed() const {
       const at::Tensor now = part_of(parameter);
-      const bool is_moved = now.scalar_type() != part.scalar_type() || now.device() != part.device() || now.sizes() != part.sizes();
-      return !is_moved && !at::equal(now.view(at::kByte), part.view(at::kByte));  // in bytes: no number differs from itself
+      const bool is_moved = now.scalar_type() != part.scalar_type() ||
+                            now.device() != part.device() || now.sizes() != part.sizes();
+      // in bytes: no number differs from itself
+      return !is_moved && !at::equal(now.view(at::kByte), part.view(at::kByte));
     }
   };
   static at::Tensor part_of(const at::Tensor& parameter) {
     const at::NoGradGuard no_gradient;
     const at::Tensor whole = parameter.detach();
     const std::int64_t count = std::min(whole.numel(), kElements);
-    if (whole.is_non_overlapping_and_dense()) return whole.as_strided({count}, {1}, whole.storage_offset()).clone();
+    if (whole.is_non_overlapping_and_dense())
+      return whole.as_strided({count}, {1}, whole.storage_offset()).clone();
     return whole.reshape({-1}).narrow(0, 0, count).clone();
   }
 

@@ -25,7 +25,9 @@ using torch::autograd::SavedVariableHooks;
 namespace {
 
 std::uint32_t changes_of(const at::Tensor& tensor) {
-  return tensor.defined() && !tensor.is_inference() ? tensor.unsafeGetTensorImpl()->version_counter().current_version() : 0;
+  return tensor.defined() && !tensor.is_inference()
+             ? tensor.unsafeGetTensorImpl()->version_counter().current_version()
+             : 0;
 }
 
 }  // namespace
@@ -34,13 +36,14 @@ std::uint32_t changes_of(const at::Tensor& tensor) {
 class KeptTensor {
  public:
   KeptTensor() = default;
-  explicit KeptTensor(const at::Tensor& tensor) : tensor_(tensor.detach()), version_(changes_of(tensor_)) {}
+  explicit KeptTensor(const at::Tensor& tensor)
+      : tensor_(tensor.detach()), version_(changes_of(tensor_)) {}
   [[nodiscard]] bool is_there() const { return tensor_.defined(); }
   [[nodiscard]] at::Tensor give() const {
     if (changes_of(tensor_) != version_)
       throw InvalidArgument(
-          formatted("checkpoint: a tensor that backward needs ({}) has been changed in place since it was saved (its version was {} and is "
-                    "{}); clone it before",
+          formatted("checkpoint: a tensor that backward needs ({}) has been changed in place since "
+                    "it was saved (its version was {} and is {}); clone it before",
                     describe(tensor_), version_, changes_of(tensor_)));
     return tensor_;
   }
@@ -53,19 +56,24 @@ class KeptTensor {
 /// Thrown through the function when all tensors are there.
 struct AllTensorsAreThere {};
 
-/// An input of the part. In a part within another it is itself one of the tensors that this one leaves out.
+/// An input of the part. In a part within another it is itself one of the tensors that this one
+/// leaves out.
 struct CheckpointedInput {
   explicit CheckpointedInput(const at::Tensor& tensor)
-      : version(changes_of(tensor)), is_plain(tensor.defined() && tensor.is_inference()), plain(is_plain ? tensor : at::Tensor()) {
+      : version(changes_of(tensor)),
+        is_plain(tensor.defined() && tensor.is_inference()),
+        plain(is_plain ? tensor : at::Tensor()) {
     if (!is_plain) saved = SavedVariable(tensor, /*is_output=*/false);
   }
   [[nodiscard]] at::Tensor again() const {
     if (is_plain) return plain;
-    if (const auto there = saved.get_raw_data(); there && there->defined() && changes_of(*there) != version)
-      throw InvalidArgument(formatted(
-          "checkpoint: an input of the function ({}) has been changed in place since it was called, or by the function itself, so "
-          "that it cannot be computed from it again; clone it before",
-          describe(*there)));
+    if (const auto there = saved.get_raw_data();
+        there && there->defined() && changes_of(*there) != version)
+      throw InvalidArgument(
+          formatted("checkpoint: an input of the function ({}) has been changed in place since it "
+                    "was called, or by the function itself, so that it cannot be computed from it "
+                    "again; clone it before",
+                    describe(*there)));
     const at::Tensor tensor = saved.unpack();
     return tensor.defined() ? tensor.detach().requires_grad_(tensor.requires_grad()) : tensor;
   }
@@ -75,11 +83,13 @@ struct CheckpointedInput {
   SavedVariable saved;
 };
 
-/// The function and what it was given, as long as backward may need anything that it saved. Tensors have their places in the order in which
-/// they are saved, the same whenever the function is called.
+/// The function and what it was given, as long as backward may need anything that it saved. Tensors
+/// have their places in the order in which they are saved, the same whenever the function is
+/// called.
 class CheckpointedPart : public std::enable_shared_from_this<CheckpointedPart> {
  public:
-  CheckpointedPart(const std::vector<at::Tensor>& inputs, CheckpointScope::Again again, bool may_leave)
+  CheckpointedPart(const std::vector<at::Tensor>& inputs, CheckpointScope::Again again,
+                   bool may_leave)
       : again_(std::move(again)), may_leave_(may_leave) {
     for (const auto& input : inputs) inputs_.emplace_back(input);
   }
@@ -131,7 +141,8 @@ class CheckpointedPart : public std::enable_shared_from_this<CheckpointedPart> {
     results_.erase(pass);
   }
 
-  std::recursive_mutex mutex_;  ///< the function may start a backward pass of its own, in which this is asked again
+  std::recursive_mutex
+      mutex_;  ///< the function may start a backward pass of its own, in which this is asked again
   const CheckpointScope::Again again_;
   const bool may_leave_;
   AmbientState ambient_;
@@ -154,19 +165,21 @@ class CheckpointedPart::Recomputation final : public SavedTensorTaker {
     if (found_ == wanted_.size()) leave();
     if (found_ == wanted_.size() || place != wanted_[found_]) return;
     const Place& before = places_[place];
-    if (tensor.sizes() != at::IntArrayRef(before.sizes) || tensor.scalar_type() != before.type || tensor.device() != before.device)
+    if (tensor.sizes() != at::IntArrayRef(before.sizes) || tensor.scalar_type() != before.type ||
+        tensor.device() != before.device)
       throw InvalidArgument(formatted(
-          "checkpoint: the function did not do the same when it was called again: tensor {} of those that it saves for backward was {} {} "
-          "and is {} now",
+          "checkpoint: the function did not do the same when it was called again: tensor {} of "
+          "those that it saves for backward was {} {} and is {} now",
           place, c10::toString(before.type), to_string(Shape(before.sizes)), describe(tensor)));
     results_[place] = kept;
     if (++found_ == wanted_.size()) leave();
   }
   [[nodiscard]] Results results() && {
     if (found_ < wanted_.size())
-      throw InvalidArgument(formatted(
-          "checkpoint: the function did not do the same when it was called again: it saved {} tensors for backward, and {} before", next_,
-          places_.size()));
+      throw InvalidArgument(
+          formatted("checkpoint: the function did not do the same when it was called again: it "
+                    "saved {} tensors for backward, and {} before",
+                    next_, places_.size()));
     return std::move(results_);
   }
 
@@ -184,7 +197,8 @@ class CheckpointedPart::Recomputation final : public SavedTensorTaker {
   };
   /// Not out of a backward pass of the function's own, which LibTorch would not count as ended.
   void leave() const {
-    if (may_leave_ && torch::autograd::get_current_graph_task_id() == pass_) throw AllTensorsAreThere();
+    if (may_leave_ && torch::autograd::get_current_graph_task_id() == pass_)
+      throw AllTensorsAreThere();
   }
   [[nodiscard]] bool wants(std::size_t place, std::optional<std::size_t> only) const {
     return places_[place].wanted && (!only || *only == place);
@@ -218,7 +232,8 @@ CheckpointedPart::Results CheckpointedPart::compute(std::optional<std::size_t> o
   return std::move(recomputation).results();
 }
 
-/// Belongs to a backward pass, and goes with it, also where the pass throws and its callbacks are not called.
+/// Belongs to a backward pass, and goes with it, also where the pass throws and its callbacks are
+/// not called.
 class CheckpointedPart::End {
  public:
   End(std::weak_ptr<CheckpointedPart> part, int pass) : part_(std::move(part)), pass_(pass) {}
@@ -249,7 +264,8 @@ at::Tensor CheckpointedPart::give(std::size_t place) {
   return tensor;
 }
 
-/// The first call: tensors are left out, but for parameters and other leaves, which are there anyway.
+/// The first call: tensors are left out, but for parameters and other leaves, which are there
+/// anyway.
 class CheckpointScope::Taking final : public SavedTensorTaker {
  public:
   explicit Taking(std::shared_ptr<CheckpointedPart> part) : part_(std::move(part)), scope_(this) {}
@@ -285,7 +301,8 @@ class CheckpointScope::Taking final : public SavedTensorTaker {
 };
 
 CheckpointScope::CheckpointScope(const std::vector<at::Tensor>& inputs, Again again, bool may_leave)
-    : taking_(std::make_unique<Taking>(std::make_shared<CheckpointedPart>(inputs, std::move(again), may_leave))) {}
+    : taking_(std::make_unique<Taking>(
+          std::make_shared<CheckpointedPart>(inputs, std::move(again), may_leave))) {}
 
 CheckpointScope::~CheckpointScope() = default;
 

@@ -1,5 +1,6 @@
-// convert_sync_batchnorm(): layers in containers are replaced; layers that nothing can replace are converted where they are, by a kernel
-// of our own for aten::batch_norm that knows them by their tensors and passes all others on to LibTorch's.
+// convert_sync_batchnorm(): layers in containers are replaced; layers that nothing can replace are
+// converted where they are, by a kernel of our own for aten::batch_norm that knows them by their
+// tensors and passes all others on to LibTorch's.
 // Tested in tests/torch_bindings/modules/sync_batch_norm_test.cc
 #include <ATen/ops/batch_norm_compositeimplicitautograd_dispatch.h>
 #include <torch/library.h>
@@ -23,7 +24,7 @@ namespace {
 using torch::nn::Module;
 using Tensors = std::vector<at::Tensor>;
 
-// ------------------------------------------------------------------------------------------------- layers converted in place
+// ----------------------------------------------------------------------- layers converted in place
 
 class Converted {
  public:
@@ -32,13 +33,17 @@ class Converted {
     return converted;
   }
 
-  void add(const at::Tensor& mark, const std::shared_ptr<Module>& layer, const ProcessSet& process_set) {
+  void add(const at::Tensor& mark, const std::shared_ptr<Module>& layer,
+           const ProcessSet& process_set) {
     const std::unique_lock lock(mutex_);
     std::erase_if(layers_, [](const auto& entry) { return entry.second.layer.expired(); });
-    layers_.insert_or_assign(mark.unsafeGetTensorImpl(), Layer{c10::weak_intrusive_ptr(mark.getIntrusivePtr()), layer, process_set});
+    layers_.insert_or_assign(
+        mark.unsafeGetTensorImpl(),
+        Layer{c10::weak_intrusive_ptr(mark.getIntrusivePtr()), layer, process_set});
   }
 
-  /// The set over which the layer with this tensor normalises now; none if it is not converted, or evaluates.
+  /// The set over which the layer with this tensor normalises now; none if it is not converted, or
+  /// evaluates.
   std::optional<ProcessSet> find(const at::Tensor& mark) const {
     const std::shared_lock lock(mutex_);
     const auto entry = layers_.find(mark.unsafeGetTensorImpl());
@@ -64,32 +69,41 @@ class Converted {
 };
 
 /// The tensor by which a layer is known.
-const at::Tensor& mark_of(const at::Tensor& weight, const at::Tensor& running_mean) { return weight.defined() ? weight : running_mean; }
+const at::Tensor& mark_of(const at::Tensor& weight, const at::Tensor& running_mean) {
+  return weight.defined() ? weight : running_mean;
+}
 
 using Optional = std::optional<at::Tensor>;
-at::Tensor batch_norm(const at::Tensor& input, const Optional& weight, const Optional& bias, const Optional& running_mean,
-                      const Optional& running_var, bool training, double momentum, double eps, bool cudnn_enabled) {
+at::Tensor batch_norm(const at::Tensor& input, const Optional& weight, const Optional& bias,
+                      const Optional& running_mean, const Optional& running_var, bool training,
+                      double momentum, double eps, bool cudnn_enabled) {
   if (training) {
-    const at::Tensor mark = mark_of(weight.value_or(at::Tensor()), running_mean.value_or(at::Tensor()));
+    const at::Tensor mark =
+        mark_of(weight.value_or(at::Tensor()), running_mean.value_or(at::Tensor()));
     const auto process_set = mark.defined() ? Converted::all().find(mark) : std::nullopt;
     if (process_set && process_set->size() > 1)
-      return detail::sync_batch_norm(input, weight.value_or(at::Tensor()), bias.value_or(at::Tensor()), running_mean.value_or(at::Tensor()),
-                                     running_var.value_or(at::Tensor()), momentum, eps, *process_set);
+      return detail::sync_batch_norm(
+          input, weight.value_or(at::Tensor()), bias.value_or(at::Tensor()),
+          running_mean.value_or(at::Tensor()), running_var.value_or(at::Tensor()), momentum, eps,
+          *process_set);
   }
-  return at::compositeimplicitautograd::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled);
+  return at::compositeimplicitautograd::batch_norm(input, weight, bias, running_mean, running_var,
+                                                   training, momentum, eps, cudnn_enabled);
 }
 
 /// Once, with the first layer: a program that converts nothing runs LibTorch's own kernel.
 void intercept() {
   static const auto library = [] {
-    auto made = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", std::nullopt, __FILE__, __LINE__);
-    for (const auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::CPU, c10::DispatchKey::CUDA})
+    auto made = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", std::nullopt,
+                                                 __FILE__, __LINE__);
+    for (const auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA,
+                           c10::DispatchKey::CPU, c10::DispatchKey::CUDA})
       made->impl("batch_norm", torch::dispatch(key, TORCH_FN(batch_norm)));
     return made;
   }();
 }
 
-// --------------------------------------------------------------------------------------------------------------- the modules
+// ------------------------------------------------------------------------------------- the modules
 
 struct BatchNorm {
   std::shared_ptr<Module> layer;
@@ -105,12 +119,15 @@ bool inspect(const std::shared_ptr<Module>& module, BatchNorm& found) {
   found.layer = module;
   found.mark = mark_of(layer->weight, layer->running_mean);
   found.exact = typeid(*layer) == typeid(Impl);
-  found.replacement = [layer](const ProcessSet& set) { return std::make_shared<SyncBatchNormImpl>(*layer, set); };
+  found.replacement = [layer](const ProcessSet& set) {
+    return std::make_shared<SyncBatchNormImpl>(*layer, set);
+  };
   return true;
 }
 std::optional<BatchNorm> as_batch_norm(const std::shared_ptr<Module>& module) {
   BatchNorm found;
-  if (inspect<torch::nn::BatchNorm1dImpl>(module, found) || inspect<torch::nn::BatchNorm2dImpl>(module, found) ||
+  if (inspect<torch::nn::BatchNorm1dImpl>(module, found) ||
+      inspect<torch::nn::BatchNorm2dImpl>(module, found) ||
       inspect<torch::nn::BatchNorm3dImpl>(module, found))
     return found;
   return std::nullopt;
@@ -123,10 +140,10 @@ class Conversion {
   /// Plans only, so that an error leaves everything as it was.
   void plan_in_place(const BatchNorm& found, const std::string& path) {
     if (!found.mark.defined())
-      throw InvalidArgument(
-          formatted("convert_sync_batchnorm: '{}' has neither parameters nor running statistics, and is in no container in which "
-                    "it could be replaced; make it a hvd::SyncBatchNorm",
-                    path));
+      throw InvalidArgument(formatted(
+          "convert_sync_batchnorm: '{}' has neither parameters nor running statistics, and is in "
+          "no container in which it could be replaced; make it a hvd::SyncBatchNorm",
+          path));
     steps_.emplace_back([this, found] {
       intercept();
       Converted::all().add(found.mark, found.layer, process_set_);
@@ -201,8 +218,11 @@ void detail::convert_sync_batchnorm(Module& module, const ProcessSet& process_se
   conversion.run();
   const auto report = sync_batchnorm_report(module);
   if (!report.local.empty() && process_set.rank() <= 0)
-    log(LogLevel::Warning, "convert_sync_batchnorm: {} of {} layers are no BatchNorm of LibTorch and stay local to each rank: {}",
-        report.local.size(), report.local.size() + report.synchronized.size(), joined(report.local, ", "));
+    log(LogLevel::Warning,
+        "convert_sync_batchnorm: {} of {} layers are no BatchNorm of LibTorch and stay local to "
+        "each rank: {}",
+        report.local.size(), report.local.size() + report.synchronized.size(),
+        joined(report.local, ", "));
 }
 
 bool is_sync_batchnorm(const Module& layer) {
@@ -213,7 +233,8 @@ bool is_sync_batchnorm(const Module& layer) {
 
 namespace {
 
-/// Keeps running statistics, as TorchScript's batch norm and a user's own do, and LibTorch's instance norm too.
+/// Keeps running statistics, as TorchScript's batch norm and a user's own do, and LibTorch's
+/// instance norm too.
 bool is_like_batch_norm(const Module& layer) {
   if (dynamic_cast<const torch::nn::InstanceNorm1dImpl*>(&layer) != nullptr ||
       dynamic_cast<const torch::nn::InstanceNorm2dImpl*>(&layer) != nullptr ||
@@ -224,7 +245,8 @@ bool is_like_batch_norm(const Module& layer) {
 }
 
 void report_on(const Module& layer, const std::string& name, SyncBatchNormReport& report) {
-  const auto alias = std::shared_ptr<Module>(std::shared_ptr<Module>(), const_cast<Module*>(&layer));
+  const auto alias =
+      std::shared_ptr<Module>(std::shared_ptr<Module>(), const_cast<Module*>(&layer));
   if (is_sync_batchnorm(layer)) {
     report.synchronized.push_back(name);
   } else if (as_batch_norm(alias) || is_like_batch_norm(layer)) {
@@ -237,7 +259,8 @@ void report_on(const Module& layer, const std::string& name, SyncBatchNormReport
 SyncBatchNormReport sync_batchnorm_report(const Module& module) {
   SyncBatchNormReport report;
   report_on(module, module.name(), report);
-  const auto visit = [&report](const auto& self, const Module& parent, const std::string& path) -> void {
+  const auto visit = [&report](const auto& self, const Module& parent,
+                               const std::string& path) -> void {
     for (const auto& child : parent.named_children()) {
       const std::string name = path.empty() ? child.key() : path + "." + child.key();
       report_on(*child.value(), name, report);

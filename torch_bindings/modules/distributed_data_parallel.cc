@@ -31,7 +31,8 @@ using torch::autograd::get_current_graph_task_id;
 /// Passes whose backward pass never comes are forgotten in the end.
 constexpr std::size_t kOutstandingPasses = 4096;
 
-/// Wrappers made so far on these ranks of a world: they count alike, whatever other worlds each of them is in.
+/// Wrappers made so far on these ranks of a world: they count alike, whatever other worlds each of
+/// them is in.
 int next_number(const ProcessSet& process_set) {
   static std::mutex mutex;
   static std::map<std::pair<std::uint64_t, std::vector<int>>, int> made;
@@ -42,15 +43,19 @@ int next_number(const ProcessSet& process_set) {
 /// The number of a new wrapper, if it may be made.
 int checked_number(const torch::nn::Module& module, const DistributedDataParallelOptions& options) {
   if (!(options.gradient_predivide_factor > 0))
-    throw InvalidArgument(formatted("gradient_predivide_factor is {}; it must be greater than 0", options.gradient_predivide_factor));
+    throw InvalidArgument(formatted("gradient_predivide_factor is {}; it must be greater than 0",
+                                    options.gradient_predivide_factor));
   auto trained = unique_parameters(module.named_parameters().pairs());
   std::erase_if(trained, [](const auto& parameter) { return !parameter.second.requires_grad(); });
-  if (trained.empty()) throw InvalidArgument("DistributedDataParallel: the module has no parameter that requires a gradient");
+  if (trained.empty())
+    throw InvalidArgument(
+        "DistributedDataParallel: the module has no parameter that requires a gradient");
   GradientOwners::refuse_others("ddp", trained);
   return next_number(options.process_set);
 }
 
-/// Returns whether the pass that runs is backward(): all that it reaches gets its gradient, and not just what somebody has asked for.
+/// Returns whether the pass that runs is backward(): all that it reaches gets its gradient, and not
+/// just what somebody has asked for.
 bool is_plain_backward() {
   const auto* const asked = torch::autograd::get_current_graph_task_exec_info();
   return asked == nullptr || asked->empty();
@@ -60,19 +65,23 @@ bool is_plain_backward() {
 std::string names_of(const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
   constexpr std::size_t kShown = 3;
   std::vector<std::string> shown;
-  for (std::size_t i = 0; i < std::min(kShown, parameters.size()); ++i) shown.push_back(formatted("'{}'", parameters[i].first));
-  const std::string more = parameters.size() > kShown ? formatted(" and {} more", parameters.size() - kShown) : "";
+  for (std::size_t i = 0; i < std::min(kShown, parameters.size()); ++i)
+    shown.push_back(formatted("'{}'", parameters[i].first));
+  const std::string more =
+      parameters.size() > kShown ? formatted(" and {} more", parameters.size() - kShown) : "";
   return joined(shown, ", ") + more;
 }
 
 }  // namespace
 
-ModuleReducer::ModuleReducer(std::shared_ptr<torch::nn::Module> module, DistributedDataParallelOptions options)
+ModuleReducer::ModuleReducer(std::shared_ptr<torch::nn::Module> module,
+                             DistributedDataParallelOptions options)
     : module_(std::move(module)),
       options_(std::move(options)),
       number_(checked_number(*module_, options_)),
       buffers_(module_, formatted("ddp.{}/buffers", number_), options_.process_set),
-      kept_(std::make_unique<ReplicaComparer>(formatted("ddp.{}/kept buffers", number_), options_.process_set, "buffer")) {
+      kept_(std::make_unique<ReplicaComparer>(formatted("ddp.{}/kept buffers", number_),
+                                              options_.process_set, "buffer")) {
   broadcast_parameters(*module_, options_.process_set.ranks().front(), options_.process_set);
   if (options_.broadcast_buffers) buffers_.are_equal();
   take_in_new();
@@ -97,11 +106,14 @@ void ModuleReducer::add_reducer(const Named& parameters, int number) {
   reduction.gradients_are_views = options_.gradients_are_views;
   std::vector<GradientReducer::Named> named;
   for (const auto& [name, parameter] : parameters) named.push_back({name, parameter});
-  auto reducer = std::make_shared<GradientReducer>(std::move(named), std::move(reduction), number, "ddp");
+  auto reducer =
+      std::make_shared<GradientReducer>(std::move(named), std::move(reduction), number, "ddp");
   reducer->set_join(rounds_);
   if (!reducers_.empty()) reducer->set_weight(reducers_.front()->weight());
   // The hooks are taken off before this ends.
-  reducer->hook({.wants = [this](const GradientReducer::Named& given) { return takes_gradient(given.name, given.parameter); }});
+  reducer->hook({.wants = [this](const GradientReducer::Named& given) {
+    return takes_gradient(given.name, given.parameter);
+  }});
   reducers_.push_back(std::move(reducer));
 }
 
@@ -119,7 +131,7 @@ std::vector<at::Tensor> ModuleReducer::compression_memory() const {
   return all;
 }
 
-// ------------------------------------------------------------------------------------------------------------------- forward
+// ----------------------------------------------------------------------------------------- forward
 
 ModuleReducer::Pass::Pass(ModuleReducer& reducer)
     : reducer_(reducer),
@@ -131,15 +143,18 @@ ModuleReducer::Pass::Pass(ModuleReducer& reducer)
 }
 
 ModuleReducer::Pass::~Pass() {
-  // The other ranks, whose pass has not thrown, wait in its backward pass: this rank's next one is still of the same step.
-  if (!done_ && synchronized_ && reducer_.module_->is_training()) reducer_.are_buffers_ahead_ = true;
+  // The other ranks, whose pass has not thrown, wait in its backward pass: this rank's next one is
+  // still of the same step.
+  if (!done_ && synchronized_ && reducer_.module_->is_training())
+    reducer_.are_buffers_ahead_ = true;
 }
 
 void ModuleReducer::Pass::mark(const at::Tensor& output) {
   // A leaf would keep the hook for good, and is no sign of a forward pass.
   if (!output.defined() || !output.requires_grad() || output.is_leaf()) return;
   marked_ = true;
-  output.register_hook([weak = reducer_.weak_from_this(), number = number_, synchronized = synchronized_, training = training_,
+  output.register_hook([weak = reducer_.weak_from_this(), number = number_,
+                        synchronized = synchronized_, training = training_,
                         world = World::current()](const at::Tensor&) {
     const WorldScope scope(world, WorldScope::kAlsoGlobal);
     if (const auto self = weak.lock()) self->on_output(number, synchronized, training);
@@ -151,16 +166,19 @@ void ModuleReducer::Pass::done() {
   if (!at::GradMode::is_enabled()) return;
   const std::lock_guard lock(reducer_.mutex_);
   auto& outstanding = reducer_.outstanding_;
-  for (; reducer_.spent_ > 0 && !outstanding.empty(); --reducer_.spent_) outstanding.erase(outstanding.begin());
+  for (; reducer_.spent_ > 0 && !outstanding.empty(); --reducer_.spent_)
+    outstanding.erase(outstanding.begin());
   reducer_.spent_ = 0;
-  // In evaluation without NoGradGuard what is returned tells well enough whether there is a backward pass.
+  // In evaluation without NoGradGuard what is returned tells well enough whether there is a
+  // backward pass.
   if (synchronized_ && (!marked_ || reducer_.module_->is_training())) outstanding.insert(number_);
   if (outstanding.size() > kOutstandingPasses) outstanding.erase(outstanding.begin());
 }
 
 void ModuleReducer::before_forward(bool synchronized) {
   if (get_current_graph_task_id() == -1) {
-    end_backward();  // one that threw has left things half done here, and the other ranks wait for the rest
+    // one that threw has left things half done here, and the other ranks wait for the rest
+    end_backward();
     if (at::GradMode::is_enabled())
       for (const auto& reducer : reducers_) reducer->hook_again();
   }
@@ -173,8 +191,9 @@ void ModuleReducer::before_forward(bool synchronized) {
 }
 
 void ModuleReducer::share_buffers(bool synchronized) {
-  // Twice a step. At the end of backward, so that ranks agree in evaluation and one may evaluate alone; here, as PyTorch does, for what a
-  // user has made of the first rank's buffers since, which no other rank could know of. 50 us each for ResNet-18's, 2 ranks.
+  // Twice a step. At the end of backward, so that ranks agree in evaluation and one may evaluate
+  // alone; here, as PyTorch does, for what a user has made of the first rank's buffers since, which
+  // no other rank could know of. 50 us each for ResNet-18's, 2 ranks.
   if (!options_.broadcast_buffers || options_.process_set.size() == 1 || unsynchronized > 0) return;
   if (!module_->is_training()) {
     if (std::exchange(are_buffers_own_, false)) buffers_.share(rounds_.get());
@@ -184,19 +203,21 @@ void ModuleReducer::share_buffers(bool synchronized) {
   }
 }
 
-/// If parameters have changed since this rank has had gradients that are not reduced yet: that may have been step(), so the next round
-/// compares what all ranks have.
+/// If parameters have changed since this rank has had gradients that are not reduced yet: that may
+/// have been step(), so the next round compares what all ranks have.
 void ModuleReducer::compare_if_stepped() {
   if (!local_) return;
   const std::string* const changed = local_->changed();
   if (changed == nullptr) return;
   std::uint64_t digest = 0;
   for (const auto& reducer : reducers_)
-    for (const auto& [name, parameter] : reducer->parameters()) digest = digest_of_values(parameter, digest);
+    for (const auto& [name, parameter] : reducer->parameters())
+      digest = digest_of_values(parameter, digest);
   reducers_.front()->announce(
       shape_of_digest(digest),
-      formatted("has changed parameter '{}' while gradients of its own were not reduced yet (a step() after no_sync() alone, or after "
-                "passes of the module itself: make the last pass of each group through {} and outside of no_sync(), or drop what is left; "
+      formatted("has changed parameter '{}' while gradients of its own were not reduced yet (a "
+                "step() after no_sync() alone, or after passes of the module itself: make the last "
+                "pass of each group through {} and outside of no_sync(), or drop what is left; "
                 "hvd::broadcast_parameters() makes the ranks equal again)",
                 *changed, name()));
   local_.reset();
@@ -205,18 +226,21 @@ void ModuleReducer::compare_if_stepped() {
 /// Parameters that the module has got since.
 void ModuleReducer::take_in_new() {
   const auto named = module_->named_parameters();
-  const bool are_known =
-      std::all_of(named.begin(), named.end(), [this](const auto& item) { return known_.contains(item.value().unsafeGetTensorImpl()); });
+  const bool are_known = std::all_of(named.begin(), named.end(), [this](const auto& item) {
+    return known_.contains(item.value().unsafeGetTensorImpl());
+  });
   if (are_known) return;
   for (auto& parameter : unique_parameters(named.pairs()))
-    if (parameter.second.defined() && known_.insert(parameter.second.unsafeGetTensorImpl()).second) frozen_.push_back(std::move(parameter));
+    if (parameter.second.defined() && known_.insert(parameter.second.unsafeGetTensorImpl()).second)
+      frozen_.push_back(std::move(parameter));
 }
 
 void ModuleReducer::reduce_unfrozen() {
   Named unfrozen;
   std::erase_if(frozen_, [&unfrozen](const auto& parameter) {
     if (!parameter.second.requires_grad()) return false;
-    if (GradientOwners::has_other("ddp", parameter.second)) return false;  // a DistributedOptimizer is around it
+    // a DistributedOptimizer is around it
+    if (GradientOwners::has_other("ddp", parameter.second)) return false;
     unfrozen.push_back(parameter);
     return true;
   });
@@ -225,7 +249,7 @@ void ModuleReducer::reduce_unfrozen() {
   reducers_.back()->listen(false);  // until the ranks have compared
 }
 
-// ------------------------------------------------------------------------------------------------------------------ backward
+// ---------------------------------------------------------------------------------------- backward
 
 void ModuleReducer::on_output(std::uint64_t pass, bool synchronized, bool training) {
   end_failed_backward();
@@ -240,8 +264,11 @@ void ModuleReducer::on_output(std::uint64_t pass, bool synchronized, bool traini
   if (!in_backward_ && std::exchange(reached_task_, task) != task) reached_.clear();
   reached_.insert(pass);
   if (in_backward_) return;
-  // Gradients of inputs alone are this rank's own business. In training its pass counts also where it has reached no parameter.
-  const bool trains = std::any_of(reducers_.begin(), reducers_.end(), [](const auto& reducer) { return reducer->requires_gradients(); });
+  // Gradients of inputs alone are this rank's own business. In training its pass counts also where
+  // it has reached no parameter.
+  const bool trains = std::any_of(reducers_.begin(), reducers_.end(), [](const auto& reducer) {
+    return reducer->requires_gradients();
+  });
   if (plain && training && trains) return begin_backward(task);
   if (!plain && !torch::autograd::get_current_graph_task_keep_graph()) outstanding_.erase(pass);
 }
@@ -250,37 +277,40 @@ bool ModuleReducer::takes_gradient(const std::string& name, const at::Tensor& pa
   end_failed_backward();
   const int task = get_current_graph_task_id();
   const std::lock_guard lock(mutex_);
-  if (in_backward_) return task == task_;  // a pass within the pass (checkpointing) may add to the gradient later on
+  // a pass within the pass (checkpointing) may add to the gradient later on
+  if (in_backward_) return task == task_;
   const bool is_reached = task == reached_task_ && !reached_.empty();
   if (task == local_task_ || (outstanding_.empty() && !is_reached)) {
     keep_local(name, parameter, task);
     return false;
   }
-  // Within another pass this one's end reduces what is there, and the rest of the other begins anew: averages of averages are the same.
+  // Within another pass this one's end reduces what is there, and the rest of the other begins
+  // anew: averages of averages are the same.
   begin_backward(task);
   return true;
 }
 
 /// The gradient stays on this rank until the next pass that is reduced.
-void ModuleReducer::keep_local(const std::string& parameter_name, const at::Tensor& parameter, int task) {
+void ModuleReducer::keep_local(const std::string& parameter_name, const at::Tensor& parameter,
+                               int task) {
   if (options_.process_set.size() == 1) return;
   const bool is_meant = task == local_task_ || unsynchronized > 0;
   const bool is_first = std::exchange(last_local_task_, task) != task;
   const std::string* const stepped = local_ && !is_meant && is_first ? local_->changed() : nullptr;
   if (stepped != nullptr) {
     const std::string text = formatted(
-        "{}: parameter '{}' has been changed by gradients of this rank alone: they come from the module itself and not from the "
-        "DistributedDataParallel's forward(), so no rank averages them; call forward() of the wrapper, or make the passes under no_sync() "
-        "if that is meant",
+        "{}: parameter '{}' has been changed by gradients of this rank alone: they come from the "
+        "module itself and not from the DistributedDataParallel's forward(), so no rank averages "
+        "them; call forward() of the wrapper, or make the passes under no_sync() if that is meant",
         name(), *stepped);
     local_.reset();
     throw InvalidArgument(text);
   }
   if (!is_meant && !std::exchange(told_, true))
     log(LogLevel::Warning,
-        "{}: parameter '{}' has got a gradient that did not go through the DistributedDataParallel's forward(): it stays on this rank "
-        "until "
-        "the next pass that does; make such passes under no_sync() if that is meant",
+        "{}: parameter '{}' has got a gradient that did not go through the "
+        "DistributedDataParallel's forward(): it stays on this rank until the next pass that does; "
+        "make such passes under no_sync() if that is meant",
         name(), parameter_name);
   if (!local_) local_ = std::make_unique<LocalGradients>();
   local_->note(parameter_name, parameter);
@@ -296,10 +326,11 @@ void ModuleReducer::begin_backward(int task) {
   keeps_graph_ = torch::autograd::get_current_graph_task_keep_graph();
   const auto running = std::make_shared<int>();
   running_ = running;
-  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), running, world = World::current()] {
-    const WorldScope scope(world, WorldScope::kAlsoGlobal);
-    if (const auto self = weak.lock()) self->end_backward();
-  });
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [weak = weak_from_this(), running, world = World::current()] {
+        const WorldScope scope(world, WorldScope::kAlsoGlobal);
+        if (const auto self = weak.lock()) self->end_backward();
+      });
 }
 
 void ModuleReducer::end_failed_backward() {
@@ -315,7 +346,8 @@ void ModuleReducer::end_backward() {
     const std::lock_guard lock(mutex_);
     if (!std::exchange(in_backward_, false)) return;
     running_.reset();
-    // One that no output told of may have been but a part of a longer one (checkpointing), so it counts until the next forward pass.
+    // One that no output told of may have been but a part of a longer one (checkpointing), so it
+    // counts until the next forward pass.
     if (!keeps_graph_ && reached_.empty()) ++spent_;
     if (!keeps_graph_)
       for (const auto pass : reached_) outstanding_.erase(pass);
@@ -328,10 +360,12 @@ void ModuleReducer::end_backward() {
   if (shares && !rounds_) failure.attempt([&] { sharing = buffers_.start(); });
   failure.attempt([&] { reduce_unfrozen(); });
   for (std::size_t i = 1; i < agreed_; ++i) failure.attempt([&] { reducers_[i]->tell_weight(); });
-  for (std::size_t i = 0; i < reducers_.size() && (!failure || i < agreed_); ++i) failure.attempt([&] { finish_pass(i); });
+  for (std::size_t i = 0; i < reducers_.size() && (!failure || i < agreed_); ++i)
+    failure.attempt([&] { finish_pass(i); });
   const bool is_step = !failure;
   if (sharing) failure.attempt([&] { buffers_.finish(*sharing); });
-  if (shares && rounds_ && !failure) failure.attempt([&] { buffers_.share(rounds_.get()); });  // now all of these ranks are known to train
+  // now all of these ranks are known to train
+  if (shares && rounds_ && !failure) failure.attempt([&] { buffers_.share(rounds_.get()); });
   if (shares && !failure) failure.attempt([&] { compare_kept_buffers(); });
   if (is_step) kept_->note_step();
   failure.rethrow();
@@ -346,24 +380,27 @@ void ModuleReducer::compare_kept_buffers() {
   kept_->end_round();
 }
 
-/// Before the first pass of parameters that are new or were unfrozen the ranks compare which these are, and what they hold.
+/// Before the first pass of parameters that are new or were unfrozen the ranks compare which these
+/// are, and what they hold.
 void ModuleReducer::finish_pass(std::size_t reducer) {
   if (reducer >= agreed_) {
     const Named parameters = reducers_[reducer]->parameters();
     std::uint64_t digest = reducer;
-    for (const auto& [name, parameter] : parameters) digest = digest_of_values(parameter, digest_of(name, digest));
+    for (const auto& [name, parameter] : parameters)
+      digest = digest_of_values(parameter, digest_of(name, digest));
     reducers_.front()->compare(
         shape_of_digest(digest),
-        formatted("has changed the parameters or groups of {}: {} are reduced from now on (checksum of their values {:x}; "
-                  "broadcast_parameters() makes those of a new layer equal)",
-                  name(), names_of(parameters), digest));
+        formatted(
+            "has changed the parameters or groups of {}: {} are reduced from now on (checksum of "
+            "their values {:x}; broadcast_parameters() makes those of a new layer equal)",
+            name(), names_of(parameters), digest));
     reducers_[reducer]->listen(true);
     agreed_ = reducer + 1;
   }
   reducers_[reducer]->finish_pass();
 }
 
-// ---------------------------------------------------------------------------------------------------------------------- join
+// -------------------------------------------------------------------------------------------- join
 
 JoinGuard ModuleReducer::join(const JoinOptions& options) {
   require_current(world_, "DistributedDataParallel");
@@ -371,12 +408,14 @@ JoinGuard ModuleReducer::join(const JoinOptions& options) {
     for (const auto& layer : module_->named_modules())
       if (is_sync_batchnorm(*layer.value()))
         throw InvalidArgument(
-            formatted("join(): the layer '{}' is a SyncBatchNorm, which needs all ranks at each step; give all ranks as "
-                      "many batches, or use ordinary batch normalisation",
+            formatted("join(): the layer '{}' is a SyncBatchNorm, which needs all ranks at each "
+                      "step; give all ranks as many batches, or use ordinary batch normalisation",
                       layer.key()));
   rounds_ = begin_rounds(*reducers_.front(), options);
   for (const auto& reducer : reducers_) reducer->set_join(rounds_);
-  const auto share = [self = shared_from_this(), optimizer = options.optimizer](int last) { self->share_model(last, optimizer); };
+  const auto share = [self = shared_from_this(), optimizer = options.optimizer](int last) {
+    self->share_model(last, optimizer);
+  };
   const auto end = [self = shared_from_this()](bool failed) { self->end_join(failed); };
   return JoinGuard({rounds_, share, end});
 }

@@ -1,35 +1,44 @@
 #pragma once
-/// A DistributedDataParallel is a module whose gradients are averaged over the ranks by the end of `backward()`, as PyTorch's
-/// DistributedDataParallel does (Li et al.: PyTorch distributed: experiences on accelerating data parallel training, 2020): the optimizer
-/// stays the user's own. The engine is that of DistributedOptimizer: buckets leave while backward still runs. It does not matter whether a
-/// loss comes from what `forward` returns or from tensors that the module keeps.
+/// A DistributedDataParallel is a module whose gradients are averaged over the ranks by the end of
+/// `backward()`, as PyTorch's DistributedDataParallel does (Li et al.: PyTorch distributed:
+/// experiences on accelerating data parallel training, 2020): the optimizer stays the user's own.
+/// The engine is that of DistributedOptimizer: buckets leave while backward still runs. It does not
+/// matter whether a loss comes from what `forward` returns or from tensors that the module keeps.
 ///
-/// Evaluation sends nothing after a step whose backward pass was reduced: all ranks then have the first one's buffers. After a forward pass
-/// in training whose backward pass is still to come the next one in evaluation shares them, so all ranks must make it. What forward passes
-/// in training under no_sync() or NoGradGuard make of the buffers stays each rank's own until the next one that is reduced.
+/// Evaluation sends nothing after a step whose backward pass was reduced: all ranks then have the
+/// first one's buffers. After a forward pass in training whose backward pass is still to come the
+/// next one in evaluation shares them, so all ranks must make it. What forward passes in training
+/// under no_sync() or NoGradGuard make of the buffers stays each rank's own until the next one that
+/// is reduced.
 ///
-/// A reduction begins where a pass gives a parameter a gradient, or in training where backward() comes from what `forward` has returned:
-/// torch::autograd::grad with respect to an input sends nothing, and one rank alone may ask for it.
+/// A reduction begins where a pass gives a parameter a gradient, or in training where backward()
+/// comes from what `forward` has returned: torch::autograd::grad with respect to an input sends
+/// nothing, and one rank alone may ask for it.
 ///
-/// What passes under no_sync(), and those of the module itself past the wrapper's `forward`, make of gradients stays on the rank until the
-/// next pass that is reduced. If parameters have changed meanwhile, the ranks compare them in that pass: steps by gradients of one rank's
-/// own are a Mismatch on all. A module that is trained past its wrapper is told so: by a line in the log at the first gradient, and by
-/// InvalidArgument in backward once it has been stepped by such gradients.
+/// What passes under no_sync(), and those of the module itself past the wrapper's `forward`, make
+/// of gradients stays on the rank until the next pass that is reduced. If parameters have changed
+/// meanwhile, the ranks compare them in that pass: steps by gradients of one rank's own are a
+/// Mismatch on all. A module that is trained past its wrapper is told so: by a line in the log at
+/// the first gradient, and by InvalidArgument in backward once it has been stepped by such
+/// gradients.
 ///
-/// Parameters that the module gets later (another head) are reduced from the next forward pass in training on. All ranks must have them,
-/// with the same values: call broadcast_parameters() after the change. What is unlike is a Mismatch on all ranks in the next backward pass.
+/// Parameters that the module gets later (another head) are reduced from the next forward pass in
+/// training on. All ranks must have them, with the same values: call broadcast_parameters() after
+/// the change. What is unlike is a Mismatch on all ranks in the next backward pass.
 ///
-/// Optimizers that decide by the loss (LBFGS) need that of all ranks: let the closure return `hvd::allreduce(loss.detach())`, or use a
-/// DistributedOptimizer, which does so.
+/// Optimizers that decide by the loss (LBFGS) need that of all ranks: let the closure return
+/// `hvd::allreduce(loss.detach())`, or use a DistributedOptimizer, which does so.
 ///
-/// If a forward or backward pass throws on one rank, the others wait in theirs for this rank's next one. A rank that catches the exception
-/// takes part in one step less: it must make up for it (or use join()), or the others wait for it at the end.
+/// If a forward or backward pass throws on one rank, the others wait in theirs for this rank's next
+/// one. A rank that catches the exception takes part in one step less: it must make up for it (or
+/// use join()), or the others wait for it at the end.
 ///
-/// Refuses a module without a parameter that requires a gradient, and parameters that a DistributedOptimizer is around. Parameters that
-/// some ranks alone have unfrozen are a Mismatch on all, in the next backward pass.
+/// Refuses a module without a parameter that requires a gradient, and parameters that a
+/// DistributedOptimizer is around. Parameters that some ranks alone have unfrozen are a Mismatch on
+/// all, in the next backward pass.
 ///
-/// Requires that one thread at a time calls forward and backward; hooks run in autograd's threads. Owns the gradients' memory and shares
-/// the module.
+/// Requires that one thread at a time calls forward and backward; hooks run in autograd's threads.
+/// Owns the gradients' memory and shares the module.
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
@@ -61,14 +70,17 @@ namespace hvd {
 
 /// DistributedDataParallelOptions are those of a DistributedDataParallel; equal on all ranks.
 struct DistributedDataParallelOptions {
-  /// An option for those who come from PyTorch: true and false do the same here. Which parameters got no gradient is known at the end of
-  /// backward without a search: a parameter unused on this rank, but not on others, gets their average with zeros for this one; one unused
-  /// everywhere stays without a gradient.
+  /// An option for those who come from PyTorch: true and false do the same here. Which parameters
+  /// got no gradient is known at the end of backward without a search: a parameter unused on this
+  /// rank, but not on others, gets their average with zeros for this one; one unused everywhere
+  /// stays without a gradient.
   bool find_unused_parameters = false;
-  /// True: all ranks get the first rank's buffers (running statistics...), before each forward pass in training that takes part in a
-  /// reduction, and when its backward pass ends, while gradients are still under way. So ranks agree in evaluation, and one rank may
-  /// evaluate alone. Buffers of 64 KiB and more (masks, rotary tables) travel only where some rank has changed them, as version counters
-  /// tell: write to them by operations, not through a pointer or `data()`. Running statistics always do.
+  /// True: all ranks get the first rank's buffers (running statistics...), before each forward pass
+  /// in training that takes part in a reduction, and when its backward pass ends, while gradients
+  /// are still under way. So ranks agree in evaluation, and one rank may evaluate alone. Buffers of
+  /// 64 KiB and more (masks, rotary tables) travel only where some rank has changed them, as
+  /// version counters tell: write to them by operations, not through a pointer or `data()`. Running
+  /// statistics always do.
   bool broadcast_buffers = true;
   Compression compression{};  ///< how gradients travel
   /// Divides gradients before the sum; size / it divides them after.
@@ -84,9 +96,10 @@ namespace detail {
 
 class LocalGradients;
 
-/// The part of a DistributedDataParallel that is the same for every type of module. A backward pass is reduced if it goes through what a
-/// synchronized forward pass has returned, or if it gives a parameter a gradient while such a forward pass has not had its backward pass
-/// yet (its loss may come from tensors that the module keeps).
+/// The part of a DistributedDataParallel that is the same for every type of module. A backward pass
+/// is reduced if it goes through what a synchronized forward pass has returned, or if it gives a
+/// parameter a gradient while such a forward pass has not had its backward pass yet (its loss may
+/// come from tensors that the module keeps).
 class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
  public:
   ModuleReducer(std::shared_ptr<torch::nn::Module> module, DistributedDataParallelOptions options);
@@ -146,32 +159,37 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   SharedBuffers buffers_;
   const std::unique_ptr<ReplicaComparer> kept_;  ///< compares the buffers that do not travel
   Named frozen_;                                 ///< parameters that require no gradient so far
-  std::unordered_set<const void*> known_;        ///< all parameters: those of reducers and frozen ones
+  std::unordered_set<const void*> known_;  ///< all parameters: those of reducers and frozen ones
   /// The first from the start, one more for each set of parameters that were unfrozen later.
   std::vector<std::shared_ptr<GradientReducer>> reducers_;
   std::size_t agreed_ = 1;              ///< reducers that all ranks are known to have
   std::shared_ptr<JoinRounds> rounds_;  ///< null outside join()
-  bool are_buffers_own_ = false;        ///< a forward pass in training may have changed them since they were shared
-  bool are_buffers_ahead_ = false;      ///< shared for a forward pass that has thrown
+  bool are_buffers_own_ =
+      false;  ///< a forward pass in training may have changed them since they were shared
+  bool are_buffers_ahead_ = false;  ///< shared for a forward pass that has thrown
   std::uint64_t passes_ = 0;
 
-  std::mutex mutex_;                     // the rest is of autograd's threads, too
-  std::set<std::uint64_t> outstanding_;  ///< synchronized forward passes that have not had their backward pass
-  int spent_ = 0;                        ///< so many of the oldest have had it; the next forward pass forgets them
-  std::set<std::uint64_t> reached_;      ///< by this backward pass, through what they returned
+  std::mutex mutex_;  // the rest is of autograd's threads, too
+  std::set<std::uint64_t>
+      outstanding_;  ///< synchronized forward passes that have not had their backward pass
+  int spent_ = 0;    ///< so many of the oldest have had it; the next forward pass forgets them
+  std::set<std::uint64_t> reached_;  ///< by this backward pass, through what they returned
   bool in_backward_ = false;
   bool keeps_graph_ = false;
-  std::weak_ptr<void> running_;            ///< ends with the backward pass that is being reduced, also where that throws
-  int task_ = -1;                          ///< its number
-  int local_task_ = -1;                    ///< the last one through what a forward pass under no_sync() returned
-  int reached_task_ = -1;                  ///< the last one through what another forward pass returned
-  int last_local_task_ = -1;               ///< the last one that has left gradients on this rank
-  std::unique_ptr<LocalGradients> local_;  ///< null if this rank has no gradients that are to be reduced yet
-  bool told_ = false;                      ///< that passes of the module itself are not reduced
+  std::weak_ptr<void>
+      running_;    ///< ends with the backward pass that is being reduced, also where that throws
+  int task_ = -1;  ///< its number
+  int local_task_ = -1;       ///< the last one through what a forward pass under no_sync() returned
+  int reached_task_ = -1;     ///< the last one through what another forward pass returned
+  int last_local_task_ = -1;  ///< the last one that has left gradients on this rank
+  std::unique_ptr<LocalGradients>
+      local_;          ///< null if this rank has no gradients that are to be reduced yet
+  bool told_ = false;  ///< that passes of the module itself are not reduced
 };
 
-/// Calls `visit` for each tensor in what a forward pass returns: a tensor, or optionals, containers, pairs, tuples and arrays of such. Into
-/// other types it does not look; a backward pass from there is known by the first gradient that it gives.
+/// Calls `visit` for each tensor in what a forward pass returns: a tensor, or optionals,
+/// containers, pairs, tuples and arrays of such. Into other types it does not look; a backward pass
+/// from there is known by the first gradient that it gives.
 template <class T, class Visit>
 void for_each_tensor(const T& value, const Visit& visit) {
   if constexpr (std::is_same_v<T, at::Tensor>) {
@@ -183,22 +201,27 @@ void for_each_tensor(const T& value, const Visit& visit) {
   } else if constexpr (Container<T>) {
     for (const auto& element : value) for_each_tensor(element, visit);
   } else if constexpr (TupleLike<T>) {
-    std::apply([&visit](const auto&... elements) { (for_each_tensor(elements, visit), ...); }, value);
+    std::apply([&visit](const auto&... elements) { (for_each_tensor(elements, visit), ...); },
+               value);
   }
 }
 
 }  // namespace detail
 
-/// A DistributedDataParallel wraps a module of type `Wrapped` (not Module, which the base class calls itself): any with a `forward`. It is
-/// registered as "module", so parameters(), train(), eval(), to() and save() of the wrapper mean the module's.
+/// A DistributedDataParallel wraps a module of type `Wrapped` (not Module, which the base class
+/// calls itself): any with a `forward`. It is registered as "module", so parameters(), train(),
+/// eval(), to() and save() of the wrapper mean the module's.
 template <class Wrapped>
 class DistributedDataParallel : public torch::nn::Module {
  public:
-  /// Makes the first rank's parameters and buffers those of all. Collective over the process set. Parameters that require no gradient
-  /// now are reduced from the first forward pass on in which they do, on all ranks the same one; if a DistributedOptimizer is around one
-  /// by then, it is left to that. Throws Mismatch if the ranks' modules differ; InvalidArgument, before anything is sent, if none does, or
-  /// for a parameter that a DistributedOptimizer is around at present: its gradient would be reduced twice.
-  explicit DistributedDataParallel(std::shared_ptr<Wrapped> module, DistributedDataParallelOptions options = {})
+  /// Makes the first rank's parameters and buffers those of all. Collective over the process set.
+  /// Parameters that require no gradient now are reduced from the first forward pass on in which
+  /// they do, on all ranks the same one; if a DistributedOptimizer is around one by then, it is
+  /// left to that. Throws Mismatch if the ranks' modules differ; InvalidArgument, before anything
+  /// is sent, if none does, or for a parameter that a DistributedOptimizer is around at present:
+  /// its gradient would be reduced twice.
+  explicit DistributedDataParallel(std::shared_ptr<Wrapped> module,
+                                   DistributedDataParallelOptions options = {})
       : torch::nn::Module("DistributedDataParallel"),
         module_(std::move(module)),
         reducer_(std::make_shared<detail::ModuleReducer>(module_, std::move(options))) {
@@ -207,16 +230,19 @@ class DistributedDataParallel : public torch::nn::Module {
   /// Does the same from a holder, such as torch::nn::Sequential.
   template <class Holder>
   requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>
-  explicit DistributedDataParallel(const Holder& module, DistributedDataParallelOptions options = {})
+  explicit DistributedDataParallel(const Holder& module,
+                                   DistributedDataParallelOptions options = {})
       : DistributedDataParallel(module.ptr(), std::move(options)) {}
 
-  /// Returns what the module's forward returns. When the backward pass from it ends, all gradients of the module are the averages over the
-  /// ranks; gradients from passes without synchronization are part of them. `backward()` is then collective: it throws Mismatch,
-  /// RankFailed, Shutdown... Several forward passes may have one backward pass, or one each.
+  /// Returns what the module's forward returns. When the backward pass from it ends, all gradients
+  /// of the module are the averages over the ranks; gradients from passes without synchronization
+  /// are part of them. `backward()` is then collective: it throws Mismatch, RankFailed, Shutdown...
+  /// Several forward passes may have one backward pass, or one each.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
     detail::ModuleReducer::Pass pass(*reducer_);
-    if constexpr (std::is_void_v<decltype(module_->forward(std::forward<Arguments>(arguments)...))>) {
+    if constexpr (std::is_void_v<decltype(module_->forward(
+                      std::forward<Arguments>(arguments)...))>) {
       module_->forward(std::forward<Arguments>(arguments)...);
       pass.done();
     } else {
@@ -232,12 +258,15 @@ class DistributedDataParallel : public torch::nn::Module {
     return forward(std::forward<Arguments>(arguments)...);
   }
 
-  /// A NoSync is a guard: while it lives, forward passes are local. Gradients of their backward passes add up on this rank, and the next
-  /// pass outside the guard reduces the sum (gradient accumulation).
+  /// A NoSync is a guard: while it lives, forward passes are local. Gradients of their backward
+  /// passes add up on this rank, and the next pass outside the guard reduces the sum (gradient
+  /// accumulation).
   class [[nodiscard]] NoSync {
    public:
     /// Begins the scope; no_sync() does it.
-    explicit NoSync(std::shared_ptr<detail::ModuleReducer> reducer) : reducer_(std::move(reducer)) { ++reducer_->unsynchronized; }
+    explicit NoSync(std::shared_ptr<detail::ModuleReducer> reducer) : reducer_(std::move(reducer)) {
+      ++reducer_->unsynchronized;
+    }
     ~NoSync() {
       if (reducer_) --reducer_->unsynchronized;
     }
@@ -252,23 +281,27 @@ class DistributedDataParallel : public torch::nn::Module {
   /// Returns a guard for passes that are not reduced.
   NoSync no_sync() { return NoSync(reducer_); }
 
-  /// Returns a guard for ranks with different numbers of batches (torch_bindings/modules/join.h), around the training loop, on all ranks of
-  /// the set.
+  /// Returns a guard for ranks with different numbers of batches (torch_bindings/modules/join.h),
+  /// around the training loop, on all ranks of the set.
   JoinGuard join(const JoinOptions& options = {}) { return reducer_->join(options); }
 
-  /// Says what this rank's gradients count in the next backward pass that is reduced: the average becomes sum(n * g) / sum(n), as
-  /// DistributedOptimizer::set_weight() says. Call it on all ranks, before that pass; with no_sync() for all rows since the last reduction.
+  /// Says what this rank's gradients count in the next backward pass that is reduced: the average
+  /// becomes sum(n * g) / sum(n), as DistributedOptimizer::set_weight() says. Call it on all ranks,
+  /// before that pass; with no_sync() for all rows since the last reduction.
   void set_weight(double n) { reducer_->set_weight(n); }
 
-  /// Returns what this rank's compression remembers of what it has left out, as it is: for checkpoints (see CheckpointOptions::of_rank).
-  /// Empty without a lossy compression.
-  [[nodiscard]] std::vector<at::Tensor> compression_memory() const { return reducer_->compression_memory(); }
+  /// Returns what this rank's compression remembers of what it has left out, as it is: for
+  /// checkpoints (see CheckpointOptions::of_rank). Empty without a lossy compression.
+  [[nodiscard]] std::vector<at::Tensor> compression_memory() const {
+    return reducer_->compression_memory();
+  }
 
   /// Returns the module that is wrapped.
   const std::shared_ptr<Wrapped>& module() const { return module_; }
   /// @{
-  /// Returns this wrapper, so that it is used as holders are: `ddp->forward(x)` is reduced as `ddp.forward(x)` is, `ddp->parameters()` are
-  /// the module's. What only the wrapped module has is in `ddp.module()`.
+  /// Returns this wrapper, so that it is used as holders are: `ddp->forward(x)` is reduced as
+  /// `ddp.forward(x)` is, `ddp->parameters()` are the module's. What only the wrapped module has is
+  /// in `ddp.module()`.
   DistributedDataParallel* operator->() { return this; }
   const DistributedDataParallel* operator->() const { return this; }
   /// @}
@@ -280,8 +313,8 @@ class DistributedDataParallel : public torch::nn::Module {
 
 /// Lets `DistributedDataParallel(holder)` find the type of the module.
 template <class Holder>
-requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder> DistributedDataParallel(const Holder&,
-                                                                                                 DistributedDataParallelOptions = {})
+requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder> DistributedDataParallel(
+    const Holder&, DistributedDataParallelOptions = {})
 ->DistributedDataParallel<typename Holder::ContainedType>;
 
 }  // namespace hvd

@@ -20,20 +20,23 @@ namespace detail {
 
 std::shared_ptr<JoinRounds> begin_rounds(GradientReducer& reducer, const JoinOptions& options) {
   if (reducer.join_rounds() != nullptr)
-    throw InvalidArgument(formatted("{}: join() while the guard of an earlier join() lives", reducer.name()));
+    throw InvalidArgument(
+        formatted("{}: join() while the guard of an earlier join() lives", reducer.name()));
   if (reducer.compressor() != nullptr && reducer.process_set().size() > 1)
     throw InvalidArgument(
-        formatted("{}: join() with a compression that has a memory, which needs all ranks at each step: use none, fp16 or "
-                  "bf16",
+        formatted("{}: join() with a compression that has a memory, which needs all ranks at each "
+                  "step: use none, fp16 or bf16",
                   reducer.name()));
-  auto rounds = std::make_shared<JoinRounds>(reducer.name() + "/join", reducer.process_set(), options.divide_by_initial_world_size);
+  auto rounds = std::make_shared<JoinRounds>(reducer.name() + "/join", reducer.process_set(),
+                                             options.divide_by_initial_world_size);
   reducer.set_join(rounds);
   return rounds;
 }
 
 }  // namespace detail
 
-JoinGuard::JoinGuard(Parts parts) : parts_(std::make_unique<Parts>(std::move(parts))), exceptions_(std::uncaught_exceptions()) {}
+JoinGuard::JoinGuard(Parts parts)
+    : parts_(std::make_unique<Parts>(std::move(parts))), exceptions_(std::uncaught_exceptions()) {}
 
 JoinGuard::JoinGuard(JoinGuard&& other) noexcept = default;
 
@@ -67,7 +70,9 @@ void JoinGuard::finish(bool failed) {
   const bool first_to_fail = failed && !rounds.has_thrown();
   Handle<at::Tensor> notice;
   if (first_to_fail) {
-    log(LogLevel::Error, "{}: this rank leaves the guard by an exception, and waits for the others to notice", rounds.name());
+    log(LogLevel::Error,
+        "{}: this rank leaves the guard by an exception, and waits for the others to notice",
+        rounds.name());
     notice = rounds.announce_failure();
   }
   const int last = hvd::join(rounds.process_set());
@@ -82,9 +87,16 @@ JoinGuard DistributedOptimizer::join(const JoinOptions& options) {
   detail::OptimizerParts& parts = this->parts().reconciled();
   const ProcessSet set = parts.options.process_set;
   if (set.size() > 1 && is_sharded())
-    throw InvalidArgument("join: the optimizer's state is sharded, and a rank that has ended could not update its share");
-  if (parts.deltas) throw InvalidArgument("join: Adasum combines what every rank's own step changed; a rank that has ended makes none");
-  if (parts.is_local()) throw InvalidArgument("join: this rank is not in the optimizer's process set, and waits for nobody");
+    throw InvalidArgument(
+        "join: the optimizer's state is sharded, and a rank that has ended could not update its "
+        "share");
+  if (parts.deltas)
+    throw InvalidArgument(
+        "join: Adasum combines what every rank's own step changed; a rank that has ended makes "
+        "none");
+  if (parts.is_local())
+    throw InvalidArgument(
+        "join: this rank is not in the optimizer's process set, and waits for nobody");
   auto rounds = detail::begin_rounds(parts.reducers.first(), options);
   parts.reducers.set_join(rounds);
   const std::weak_ptr<detail::OptimizerParts> held = parts_;
@@ -95,7 +107,10 @@ JoinGuard DistributedOptimizer::join(const JoinOptions& options) {
     std::vector<std::pair<std::string, at::Tensor>> all;
     for (const auto& reducer : self->reducers.all())
       for (auto& [name, parameter] : reducer->parameters())
-        all.emplace_back(reducer.get() == &self->reducers.first() ? name : formatted("{}: {}", reducer->name(), name), parameter);
+        all.emplace_back(reducer.get() == &self->reducers.first()
+                             ? name
+                             : formatted("{}: {}", reducer->name(), name),
+                         parameter);
     broadcast_parameters(all, last, set);
     broadcast_optimizer_state(*self->wrapper, last, set);
   };

@@ -31,24 +31,29 @@ std::vector<at::Generator> default_generators() {
   if (!at::globalContext().hasCUDA()) return all;
   const auto& cuda = at::detail::getCUDAHooks();
   for (c10::DeviceIndex i = 0; i < static_cast<c10::DeviceIndex>(cuda.deviceCount()); ++i)
-    if (cuda.hasPrimaryContext(i)) all.push_back(at::globalContext().defaultGenerator(at::Device(at::kCUDA, i)));
+    if (cuda.hasPrimaryContext(i))
+      all.push_back(at::globalContext().defaultGenerator(at::Device(at::kCUDA, i)));
   return all;
 }
 
 }  // namespace
 
 AmbientState::AmbientState() : cached_(at::autocast::is_autocast_cache_enabled()) {
-  for (auto& generator : default_generators()) generators_.emplace_back(generator, generator_state(generator));
+  for (auto& generator : default_generators())
+    generators_.emplace_back(generator, generator_state(generator));
   for (const auto device : at::autocast::_AUTOCAST_SUPPORTED_DEVICES)
-    if (at::autocast::is_autocast_enabled(device)) autocast_.push_back({device, at::autocast::get_autocast_dtype(device)});
+    if (at::autocast::is_autocast_enabled(device))
+      autocast_.push_back({device, at::autocast::get_autocast_dtype(device)});
 }
 
 void AmbientState::keep_what_was_used() {
-  std::erase_if(generators_, [](auto& item) { return at::equal(item.second, generator_state(item.first)); });
+  std::erase_if(generators_,
+                [](auto& item) { return at::equal(item.second, generator_state(item.first)); });
 }
 
 AmbientState::Scope::Scope(const AmbientState& state)
-    : world_(state.world_, WorldScope::kAlsoGlobal), cached_(at::autocast::is_autocast_cache_enabled()) {
+    : world_(state.world_, WorldScope::kAlsoGlobal),
+      cached_(at::autocast::is_autocast_cache_enabled()) {
   for (const auto device : at::autocast::_AUTOCAST_SUPPORTED_DEVICES) {
     const Autocast* then = nullptr;
     for (const auto& autocast : state.autocast_)
@@ -77,13 +82,15 @@ namespace {
 struct StatisticsBefore {
   int scopes = 0;
   at::CallbackHandle callback = 0;
-  std::unordered_map<const void*, std::pair<at::Tensor, at::Tensor>> before;  ///< each with its values
-  std::vector<at::Tensor> made;                                               ///< counters that are the function's own
+  std::unordered_map<const void*, std::pair<at::Tensor, at::Tensor>>
+      before;                    ///< each with its values
+  std::vector<at::Tensor> made;  ///< counters that are the function's own
 };
 thread_local StatisticsBefore statistics_before;
 
 bool is_counter(const c10::IValue& value) {
-  return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() == 0 && value.toTensor().scalar_type() == at::kLong;
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() == 0 &&
+         value.toTensor().scalar_type() == at::kLong;
 }
 
 void remember(const c10::IValue& value) {
@@ -92,7 +99,8 @@ void remember(const c10::IValue& value) {
   const void* const key = tensor.unsafeGetTensorImpl();
   if (statistics_before.before.contains(key)) return;
   const at::NoGradGuard no_gradient;
-  statistics_before.before.emplace(key, std::pair(tensor, at::Tensor()));  // before the clone, which comes by here too
+  // before the clone, which comes by here too
+  statistics_before.before.emplace(key, std::pair(tensor, at::Tensor()));
   statistics_before.before.at(key).second = tensor.detach().clone();
 }
 
@@ -122,10 +130,11 @@ void after_operation(const at::RecordFunction& operation, at::ObserverContext* /
 
 KeptStatistics::KeptStatistics() {
   if (statistics_before.scopes++ > 0) return;
-  statistics_before.callback = at::addThreadLocalCallback(at::RecordFunctionCallback(before_operation, after_operation)
-                                                              .needsInputs(true)
-                                                              .needsOutputs(true)
-                                                              .scopes({at::RecordScope::FUNCTION}));
+  statistics_before.callback =
+      at::addThreadLocalCallback(at::RecordFunctionCallback(before_operation, after_operation)
+                                     .needsInputs(true)
+                                     .needsOutputs(true)
+                                     .scopes({at::RecordScope::FUNCTION}));
 }
 
 KeptStatistics::~KeptStatistics() {
@@ -134,7 +143,8 @@ KeptStatistics::~KeptStatistics() {
   const at::NoGradGuard no_gradient;
   statistics_before.made.clear();
   for (auto& [key, both] : std::exchange(statistics_before.before, {}))
-    both.first.variable_data().copy_(both.second);  // which is no change for autograd: there was none
+    // which is no change for autograd: there was none
+    both.first.variable_data().copy_(both.second);
 }
 
 bool KeptStatistics::are_kept() { return statistics_before.scopes > 0; }

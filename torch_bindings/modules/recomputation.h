@@ -1,8 +1,9 @@
 #pragma once
-/// The surroundings of a function that is computed again (torch_bindings/modules/activation_checkpoint.h): AmbientState is what its result
-/// depends on beside its inputs, KeptStatistics what it changes beside its outputs.
-/// Thread: a scope belongs to the thread that made it; generators are the process's, autocast and the world are the thread's. Own copies of
-/// the states. Throw what LibTorch's generators do.
+/// The surroundings of a function that is computed again
+/// (torch_bindings/modules/activation_checkpoint.h): AmbientState is what its result depends on
+/// beside its inputs, KeptStatistics what it changes beside its outputs. Thread: a scope belongs to
+/// the thread that made it; generators are the process's, autocast and the world are the thread's.
+/// Own copies of the states. Throw what LibTorch's generators do.
 // Tested in tests/torch_bindings/modules/activation_checkpoint_test.cc
 
 #include <ATen/core/Generator.h>
@@ -19,7 +20,8 @@
 
 namespace hvd::detail {
 
-/// The random numbers' generators (of the CPU, and of GPUs that are in use), autocast and the world, as they were when this was made.
+/// The random numbers' generators (of the CPU, and of GPUs that are in use), autocast and the
+/// world, as they were when this was made.
 class AmbientState {
  public:
   AmbientState();
@@ -52,8 +54,9 @@ class AmbientState {
   World world_ = World::current();
 };
 
-/// A guard for running statistics of batch norm, which have had this batch already: while one lives, batch_norm and instance_norm change
-/// their running statistics, and modules their counters of batches, for that time only. SyncBatchNorm asks. Throws nothing.
+/// A guard for running statistics of batch norm, which have had this batch already: while one
+/// lives, batch_norm and instance_norm change their running statistics, and modules their counters
+/// of batches, for that time only. SyncBatchNorm asks. Throws nothing.
 class [[nodiscard]] KeptStatistics {
  public:
   KeptStatistics();

@@ -14,7 +14,9 @@ namespace hvd {
 namespace {
 
 /// Returns the type that the numbers per channel are computed and kept in.
-at::ScalarType statistics_type(const at::Tensor& input) { return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+at::ScalarType statistics_type(const at::Tensor& input) {
+  return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
 
 struct Statistics {
   at::Tensor mean, variance;  ///< of the whole batch, biased; statistics_type
@@ -24,23 +26,28 @@ struct Statistics {
 Statistics gather(const at::Tensor& input, const ProcessSet& process_set) {
   const std::int64_t channels = input.size(1);
   const double here = static_cast<double>(input.numel()) / static_cast<double>(channels);
-  at::Tensor row = at::zeros({1, 2 * channels + 1}, input.options().dtype(at::kDouble).requires_grad(false));
+  at::Tensor row =
+      at::zeros({1, 2 * channels + 1}, input.options().dtype(at::kDouble).requires_grad(false));
   if (input.numel() > 0) {
-    const bool narrow = input.is_cpu() && input.element_size() == 2;  // there the statistics would be in 16 bits too
-    const auto [mean, variance] = at::batch_norm_update_stats(narrow ? input.to(at::kFloat) : input, {}, {}, 0);
+    // there the statistics would be in 16 bits too
+    const bool narrow = input.is_cpu() && input.element_size() == 2;
+    const auto [mean, variance] =
+        at::batch_norm_update_stats(narrow ? input.to(at::kFloat) : input, {}, {}, 0);
     row[0].slice(0, 0, channels).copy_(mean);
     row[0].slice(0, channels, 2 * channels).copy_(variance).mul_(here);
     row[0][2 * channels].fill_(here);
   }
   const at::Tensor all =
-      allgather(row, {.name = formatted("sync_batch_norm/statistics of {} channels", channels), .process_set = process_set});
+      allgather(row, {.name = formatted("sync_batch_norm/statistics of {} channels", channels),
+                      .process_set = process_set});
   const at::Tensor means = all.slice(1, 0, channels);
   const at::Tensor counts = all.slice(1, 2 * channels);
   Statistics statistics;
   statistics.count = counts.sum().item<double>();
   if (statistics.count == 0) return statistics;
   const at::Tensor mean = (means * (counts / statistics.count)).sum(0);
-  const at::Tensor deviations = all.slice(1, channels, 2 * channels).sum(0) + (counts * (means - mean).square()).sum(0);
+  const at::Tensor deviations =
+      all.slice(1, channels, 2 * channels).sum(0) + (counts * (means - mean).square()).sum(0);
   statistics.mean = mean.to(statistics_type(input));
   statistics.variance = (deviations / statistics.count).to(statistics_type(input));
   return statistics;
@@ -54,8 +61,9 @@ struct SavedWorld : torch::CustomClassHolder {
 class Normalize : public torch::autograd::Function<Normalize> {
  public:
   using Optional = std::optional<at::Tensor>;  // autograd takes no undefined tensors
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input, const Optional& weight,
-                            const Optional& bias, const at::Tensor& mean, const at::Tensor& variance, double count, double eps,
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
+                            const Optional& weight, const Optional& bias, const at::Tensor& mean,
+                            const at::Tensor& variance, double count, double eps,
                             std::int64_t process_set) {
     const auto type = mean.scalar_type();
     context->save_for_backward({input, weight.value_or(at::Tensor()), mean, variance});
@@ -64,21 +72,28 @@ class Normalize : public torch::autograd::Function<Normalize> {
     context->saved_data["process_set"] = process_set;
     context->saved_data["world"] = c10::IValue::make_capsule(c10::make_intrusive<SavedWorld>());
     if (input.numel() == 0) return at::empty_like(input);
-    const auto as_statistics = [type](const Optional& tensor) { return tensor ? tensor->to(type) : at::Tensor(); };
+    const auto as_statistics = [type](const Optional& tensor) {
+      return tensor ? tensor->to(type) : at::Tensor();
+    };
     // "Evaluation" with the statistics of the whole batch.
-    return std::get<0>(at::native_batch_norm(input, as_statistics(weight), as_statistics(bias), mean, variance, false, 0, eps));
+    return std::get<0>(at::native_batch_norm(input, as_statistics(weight), as_statistics(bias),
+                                             mean, variance, false, 0, eps));
   }
 
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& from) {
-    if (at::GradMode::is_enabled()) throw InvalidArgument("SyncBatchNorm cannot be differentiated twice (create_graph)");
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& from) {
+    if (at::GradMode::is_enabled())
+      throw InvalidArgument("SyncBatchNorm cannot be differentiated twice (create_graph)");
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = context->get_saved_variables();
     const at::Tensor &input = saved[0], &weight = saved[1], &mean = saved[2], &variance = saved[3];
     const double count = context->saved_data["count"].toDouble();
     const double eps = context->saved_data["eps"].toDouble();
     const auto world = context->saved_data["world"].toCapsule();
-    const WorldScope scope(static_cast<const SavedWorld*>(world.get())->world, WorldScope::kAlsoGlobal);
-    const ProcessSet process_set(static_cast<int>(context->saved_data["process_set"].toInt()), current_world_number());
+    const WorldScope scope(static_cast<const SavedWorld*>(world.get())->world,
+                           WorldScope::kAlsoGlobal);
+    const ProcessSet process_set(static_cast<int>(context->saved_data["process_set"].toInt()),
+                                 current_world_number());
     const std::int64_t channels = input.size(1);
     const at::Tensor gradient = from[0].defined() ? from[0] : at::zeros_like(input);
     const at::Tensor scale = weight.defined() ? weight.to(mean.scalar_type()) : at::ones_like(mean);
@@ -86,8 +101,8 @@ class Normalize : public torch::autograd::Function<Normalize> {
     at::Tensor sum = at::zeros_like(mean);        // of the gradient, per channel
     at::Tensor projected = at::zeros_like(mean);  // of the gradient times the normalised input
     if (input.numel() > 0)
-      std::tie(std::ignore, projected, sum) =
-          at::native_batch_norm_backward(gradient, input, scale, mean, variance, {}, {}, false, eps, {false, true, true});
+      std::tie(std::ignore, projected, sum) = at::native_batch_norm_backward(
+          gradient, input, scale, mean, variance, {}, {}, false, eps, {false, true, true});
     torch::autograd::variable_list gradients(8);
     if (weight.defined()) {
       gradients[1] = projected.to(weight.scalar_type());
@@ -95,29 +110,37 @@ class Normalize : public torch::autograd::Function<Normalize> {
     }
     if (!context->needs_input_grad(0)) return gradients;
 
-    const at::Tensor sums = allreduce(at::cat({sum, projected}), {.name = formatted("sync_batch_norm/gradients of {} channels", channels),
-                                                                  .op = ReduceOp::Sum,
-                                                                  .process_set = process_set}) /
-                            count;
+    const at::Tensor sums =
+        allreduce(at::cat({sum, projected}),
+                  {.name = formatted("sync_batch_norm/gradients of {} channels", channels),
+                   .op = ReduceOp::Sum,
+                   .process_set = process_set}) /
+        count;
     std::vector<std::int64_t> shape(static_cast<std::size_t>(input.dim()), 1);
     shape[1] = channels;
     const at::Tensor inverse = (variance + eps).rsqrt();
     const at::Tensor factor = scale * inverse;
-    // factor * (gradient - mean of gradient - normalised input * mean of gradient times normalised input)
+    // factor * (gradient - mean of gradient - normalised input * mean of gradient times normalised
+    // input)
     const at::Tensor of_gradient = factor.view(shape);
     const at::Tensor of_input = (-factor * inverse * sums.slice(0, channels)).view(shape);
     const at::Tensor constant = (-factor * sums.slice(0, 0, channels)).view(shape);
-    gradients[0] = at::addcmul(constant, input - mean.view(shape), of_input).addcmul_(gradient, of_gradient).to(input.scalar_type());
+    gradients[0] = at::addcmul(constant, input - mean.view(shape), of_input)
+                       .addcmul_(gradient, of_gradient)
+                       .to(input.scalar_type());
     return gradients;
   }
 };
 
-InvalidArgument too_few_values() { return InvalidArgument("SyncBatchNorm: one value per channel on all ranks together is too few"); }
+InvalidArgument too_few_values() {
+  return InvalidArgument("SyncBatchNorm: one value per channel on all ranks together is too few");
+}
 
 }  // namespace
 
-at::Tensor detail::sync_batch_norm(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                                   const at::Tensor& running_mean, const at::Tensor& running_var, double momentum, double eps,
+at::Tensor detail::sync_batch_norm(const at::Tensor& input, const at::Tensor& weight,
+                                   const at::Tensor& bias, const at::Tensor& running_mean,
+                                   const at::Tensor& running_var, double momentum, double eps,
                                    const ProcessSet& process_set) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   Statistics statistics;
@@ -128,27 +151,37 @@ at::Tensor detail::sync_batch_norm(const at::Tensor& input, const at::Tensor& we
     if (statistics.count == 1) throw too_few_values();
     if (running_mean.defined() && !KeptStatistics::are_kept()) {
       const at::Tensor unbiased = statistics.variance * (statistics.count / (statistics.count - 1));
-      running_mean.copy_(running_mean.to(unbiased.scalar_type()) * (1 - momentum) + statistics.mean * momentum);
-      running_var.copy_(running_var.to(unbiased.scalar_type()) * (1 - momentum) + unbiased * momentum);
+      running_mean.copy_(running_mean.to(unbiased.scalar_type()) * (1 - momentum) +
+                         statistics.mean * momentum);
+      running_var.copy_(running_var.to(unbiased.scalar_type()) * (1 - momentum) +
+                        unbiased * momentum);
     }
   }
-  const auto optional = [](const at::Tensor& tensor) { return tensor.defined() ? std::optional(tensor) : std::nullopt; };
-  return Normalize::apply(input, optional(weight), optional(bias), statistics.mean, statistics.variance, statistics.count, eps,
+  const auto optional = [](const at::Tensor& tensor) {
+    return tensor.defined() ? std::optional(tensor) : std::nullopt;
+  };
+  return Normalize::apply(input, optional(weight), optional(bias), statistics.mean,
+                          statistics.variance, statistics.count, eps,
                           static_cast<std::int64_t>(process_set.id()));
 }
 
-SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options_, ProcessSet process_set)
+SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options_,
+                                     ProcessSet process_set)
     : options(options_), process_set_(process_set) {
   SyncBatchNormImpl::reset();
 }
 
 void SyncBatchNormImpl::reset() {
-  const auto made = [this](bool wanted) { return wanted ? at::empty({options.num_features()}) : at::Tensor(); };
+  const auto made = [this](bool wanted) {
+    return wanted ? at::empty({options.num_features()}) : at::Tensor();
+  };
   weight = register_parameter("weight", made(options.affine()), options.affine());
   bias = register_parameter("bias", made(options.affine()), options.affine());
   running_mean = register_buffer("running_mean", made(options.track_running_stats()));
   running_var = register_buffer("running_var", made(options.track_running_stats()));
-  num_batches_tracked = register_buffer("num_batches_tracked", options.track_running_stats() ? at::zeros({}, at::kLong) : at::Tensor());
+  num_batches_tracked =
+      register_buffer("num_batches_tracked",
+                      options.track_running_stats() ? at::zeros({}, at::kLong) : at::Tensor());
   reset_parameters();
 }
 
@@ -167,27 +200,33 @@ void SyncBatchNormImpl::reset_parameters() {
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
-  stream << formatted("hvd::SyncBatchNorm({}, eps={}, momentum={}, affine={}, track_running_stats={})", options.num_features(),
-                      options.eps(), options.momentum() ? formatted("{}", *options.momentum()) : "None", options.affine(),
-                      options.track_running_stats());
+  stream << formatted(
+      "hvd::SyncBatchNorm({}, eps={}, momentum={}, affine={}, track_running_stats={})",
+      options.num_features(), options.eps(),
+      options.momentum() ? formatted("{}", *options.momentum()) : "None", options.affine(),
+      options.track_running_stats());
 }
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   if (input.dim() < 2 || input.dim() > 5 || input.size(1) != options.num_features())
-    throw InvalidArgument(
-        formatted("SyncBatchNorm of {} channels: an input of shape {}; it must be [N, {}], with up to three dimensions more",
-                  options.num_features(), to_string(Shape(input.sizes().vec())), options.num_features()));
+    throw InvalidArgument(formatted(
+        "SyncBatchNorm of {} channels: an input of shape {}; it must be [N, {}], with up to three "
+        "dimensions more",
+        options.num_features(), to_string(Shape(input.sizes().vec())), options.num_features()));
   double momentum = options.momentum().value_or(0);
   if (is_training() && options.track_running_stats()) {
     num_batches_tracked += 1;
-    if (!options.momentum()) momentum = 1 / num_batches_tracked.item<double>();  // the average of all batches so far
+    // the average of all batches so far
+    if (!options.momentum()) momentum = 1 / num_batches_tracked.item<double>();
   }
   const bool is_alone = process_set_.size() == 1;
   if (is_training() && is_alone && input.numel() == options.num_features()) throw too_few_values();
   if (!is_training() || is_alone)
-    return torch::batch_norm(input, weight, bias, running_mean, running_var, is_training() || !options.track_running_stats(), momentum,
+    return torch::batch_norm(input, weight, bias, running_mean, running_var,
+                             is_training() || !options.track_running_stats(), momentum,
                              options.eps(), at::globalContext().userEnabledCuDNN());
-  return detail::sync_batch_norm(input, weight, bias, running_mean, running_var, momentum, options.eps(), process_set_);
+  return detail::sync_batch_norm(input, weight, bias, running_mean, running_var, momentum,
+                                 options.eps(), process_set_);
 }
 
 }  // namespace hvd

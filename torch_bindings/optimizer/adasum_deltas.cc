@@ -25,16 +25,21 @@ struct AdasumDeltas::Passes {
 
 namespace {
 
-/// A tensor of the wire's type and the parameter's layout, on the host where its ranks can work on it in place.
+/// A tensor of the wire's type and the parameter's layout, on the host where its ranks can work on
+/// it in place.
 at::Tensor wire_for(const at::Tensor& parameter, at::ScalarType type) {
-  const at::Tensor like = at::empty_like(parameter, parameter.options().requires_grad(false).dtype(type));
-  return like.is_cpu() && like.is_non_overlapping_and_dense() ? detail::empty_shared_like(like) : like;
+  const at::Tensor like =
+      at::empty_like(parameter, parameter.options().requires_grad(false).dtype(type));
+  return like.is_cpu() && like.is_non_overlapping_and_dense() ? detail::empty_shared_like(like)
+                                                              : like;
 }
 
 }  // namespace
 
 AdasumDeltas::AdasumDeltas(Terms terms)
-    : terms_(std::move(terms)), passes_(std::make_shared<Passes>()), replicas_(terms_.name, terms_.process_set) {
+    : terms_(std::move(terms)),
+      passes_(std::make_shared<Passes>()),
+      replicas_(terms_.name, terms_.process_set) {
   passes_->limit = terms_.passes;
   replicas_.watch(terms_.replicas);
 }
@@ -62,12 +67,13 @@ void AdasumDeltas::add(const Named& parameters, std::size_t first) {
     auto call = [weak = std::weak_ptr(passes_), place, name, parameter, witness = terms_.witness] {
       const auto passes = weak.lock();
       if (!passes) return;
-      if (witness && witness->on_gradient(parameter, false)) throw InvalidArgument(detail::StepWatch::words_of(name));
+      if (witness && witness->on_gradient(parameter, false))
+        throw InvalidArgument(detail::StepWatch::words_of(name));
       const std::lock_guard lock(passes->mutex);
       if (passes->counts[place]++ >= passes->limit)
         throw InvalidArgument(
-            formatted("gradient of '{}': more than {} backward passes without step(); raise backward_passes_per_step or call "
-                      "step() or zero_grad() in between",
+            formatted("gradient of '{}': more than {} backward passes without step(); raise "
+                      "backward_passes_per_step or call step() or zero_grad() in between",
                       name, passes->limit));
     };
     detail::add_gradient_hook(parameter, this, std::move(call));
@@ -81,8 +87,8 @@ void AdasumDeltas::remember() {
   replicas_.end_round();  // before the ranks' own steps change them
   for (auto& slot : slots_) {
     const at::Tensor& parameter = slot.parameter;
-    if (slot.start.options().type_equal(parameter.options()) && slot.start.device() == parameter.device() &&
-        slot.start.sizes() == parameter.sizes()) {
+    if (slot.start.options().type_equal(parameter.options()) &&
+        slot.start.device() == parameter.device() && slot.start.sizes() == parameter.sizes()) {
       slot.start.copy_(parameter);
     } else {  // the model has been moved since
       make_room(slot);
@@ -92,9 +98,11 @@ void AdasumDeltas::remember() {
 
 void AdasumDeltas::make_room(Slot& slot) const {
   if (!at::isFloatingType(slot.parameter.scalar_type()))
-    throw InvalidArgument(formatted("ReduceOp::Adasum combines real floating-point numbers; parameter '{}' is {}", slot.name,
-                                    c10::toString(slot.parameter.scalar_type())));
-  const DataType wire = terms_.compression.wire_type(detail::data_type_of(slot.parameter, slot.name));
+    throw InvalidArgument(
+        formatted("ReduceOp::Adasum combines real floating-point numbers; parameter '{}' is {}",
+                  slot.name, c10::toString(slot.parameter.scalar_type())));
+  const DataType wire =
+      terms_.compression.wire_type(detail::data_type_of(slot.parameter, slot.name));
   slot.start = slot.parameter.detach().clone();
   slot.wire = wire_for(slot.parameter, detail::scalar_type_of(wire));
 }
@@ -104,10 +112,12 @@ void AdasumDeltas::put_back() {
   for (auto& slot : slots_) slot.parameter.copy_(slot.start);
 }
 
-std::shared_ptr<HandleState> AdasumDeltas::submit(const std::vector<std::size_t>& slots, std::size_t number) {
+std::shared_ptr<HandleState> AdasumDeltas::submit(const std::vector<std::size_t>& slots,
+                                                  std::size_t number) {
   const Slot& first = slots_[slots.front()];
-  const AllreduceOptions options{
-      .name = formatted("{}/changes.{}", terms_.name, number), .op = ReduceOp::Adasum, .process_set = terms_.process_set};
+  const AllreduceOptions options{.name = formatted("{}/changes.{}", terms_.name, number),
+                                 .op = ReduceOp::Adasum,
+                                 .process_set = terms_.process_set};
   Submission submission = request(OpKind::Allreduce, options, detail::device_of(first.wire));
   submission.on_stream = submission.device.kind == DeviceKind::Cuda;
   std::vector<std::shared_ptr<void>> kept;
@@ -140,7 +150,8 @@ void AdasumDeltas::combine() {
   std::vector<std::pair<std::size_t, std::shared_ptr<HandleState>>> under_way;
   std::exception_ptr failure;
   try {
-    for (const auto& [device, slots] : by_device) under_way.emplace_back(slots.front(), submit(slots, under_way.size()));
+    for (const auto& [device, slots] : by_device)
+      under_way.emplace_back(slots.front(), submit(slots, under_way.size()));
   } catch (...) {
     failure = std::current_exception();
   }

@@ -1,10 +1,13 @@
 #pragma once
-/// The changes by which an optimizer steps with ReduceOp::Adasum (Maleki et al., "Scaling Distributed Training with Adaptive Summation",
-/// MLSys 2021, in the delta form): each rank lets its optimizer step on its own gradients, and what that has changed in the parameters is
-/// combined. So orthogonal changes add and parallel ones average, parameter by parameter, with any optimizer; all ranks get the same bits.
-/// The optimizer's state is that of this rank's own steps. Threads: hooks run in autograd's threads; the rest in the optimizer's. Owns two
-/// copies of the parameters: as they were before the step, and what travels. Errors: InvalidArgument for a parameter that Adasum cannot
-/// combine; what an allreduce throws, and then the parameters are what they were before the step.
+/// The changes by which an optimizer steps with ReduceOp::Adasum (Maleki et al., "Scaling
+/// Distributed Training with Adaptive Summation", MLSys 2021, in the delta form): each rank lets
+/// its optimizer step on its own gradients, and what that has changed in the parameters is
+/// combined. So orthogonal changes add and parallel ones average, parameter by parameter, with any
+/// optimizer; all ranks get the same bits. The optimizer's state is that of this rank's own steps.
+/// Threads: hooks run in autograd's threads; the rest in the optimizer's. Owns two copies of the
+/// parameters: as they were before the step, and what travels. Errors: InvalidArgument for a
+/// parameter that Adasum cannot combine; what an allreduce throws, and then the parameters are what
+/// they were before the step.
 // Tested in tests/torch_bindings/what_if/what_if_adasum_test.cc
 
 #include <ATen/core/Tensor.h>
@@ -30,9 +33,10 @@ class AdasumDeltas {
   struct Terms {
     Compression compression;  ///< none, fp16 or bf16
     ProcessSet process_set;
-    std::string name;                              ///< of its collectives
-    int passes = 1;                                ///< backward passes per step; one more is an error
-    ReplicaComparer::Terms replicas;               ///< what the ranks compare with each step, beside the parameters
+    std::string name;  ///< of its collectives
+    int passes = 1;    ///< backward passes per step; one more is an error
+    ReplicaComparer::Terms
+        replicas;  ///< what the ranks compare with each step, beside the parameters
     std::shared_ptr<detail::StepWatch> witness{};  ///< is told of each gradient; null: nobody is
   };
   explicit AdasumDeltas(Terms terms);
@@ -51,7 +55,8 @@ class AdasumDeltas {
   /// Forgets the backward passes so far.
   void begin_step();
   void set_passes(int passes);
-  /// Collective. Compares parameters and options between the ranks. Throws Mismatch, on all of them, where they differ.
+  /// Collective. Compares parameters and options between the ranks. Throws Mismatch, on all of
+  /// them, where they differ.
   void check_replicas();
 
  private:
@@ -63,7 +68,8 @@ class AdasumDeltas {
     at::Tensor wire;   ///< its change
   };
   void make_room(Slot& slot) const;
-  [[nodiscard]] std::shared_ptr<HandleState> submit(const std::vector<std::size_t>& slots, std::size_t number);
+  [[nodiscard]] std::shared_ptr<HandleState> submit(const std::vector<std::size_t>& slots,
+                                                    std::size_t number);
 
   const Terms terms_;
   std::vector<Slot> slots_;

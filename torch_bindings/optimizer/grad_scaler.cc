@@ -28,18 +28,21 @@ namespace {
 
 std::vector<at::Tensor> parameters_of(const Optimizer& optimizer) {
   std::vector<at::Tensor> parameters;
-  for (const auto& group : optimizer.param_groups()) parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  for (const auto& group : optimizer.param_groups())
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
   return parameters;
 }
 
-/// By which an optimizer is known between `unscale_` and `update`: a wrapper may be moved meanwhile.
+/// By which an optimizer is known between `unscale_` and `update`: a wrapper may be moved
+/// meanwhile.
 const Optimizer* key_of(Optimizer& optimizer) {
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
   return distributed != nullptr ? &distributed->wrapped() : &optimizer;
 }
 
 detail::MasterCopies* masters_of(Optimizer& optimizer) {
-  if (auto* const masters = dynamic_cast<detail::MasterOptimizer*>(&optimizer)) return &masters->copies();
+  if (auto* const masters = dynamic_cast<detail::MasterOptimizer*>(&optimizer))
+    return &masters->copies();
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
   return distributed != nullptr ? distributed->master_copies() : nullptr;
 }
@@ -49,17 +52,19 @@ detail::MasterCopies* masters_of(Optimizer& optimizer) {
 GradScaler::GradScaler(GradScalerOptions options) : options_(std::move(options)) {
   if (!options_.enabled) return;
   if (!(options_.growth_factor > 1))
-    throw InvalidArgument(formatted("growth_factor is {}; it must be greater than 1", options_.growth_factor));
+    throw InvalidArgument(
+        formatted("growth_factor is {}; it must be greater than 1", options_.growth_factor));
   if (!(options_.backoff_factor < 1))
-    throw InvalidArgument(formatted("backoff_factor is {}; it must be less than 1", options_.backoff_factor));
+    throw InvalidArgument(
+        formatted("backoff_factor is {}; it must be less than 1", options_.backoff_factor));
 }
 
 void GradScaler::start() {
   if (scale_ == nullptr) scale_ = std::make_shared<float>(static_cast<float>(options_.init_scale));
 }
 
-/// Multiplied by a tensor, as in PyTorch, a loss of 16 bits becomes one of 32. The tensor is made where and when it is used, on the stream
-/// that is current.
+/// Multiplied by a tensor, as in PyTorch, a loss of 16 bits becomes one of 32. The tensor is made
+/// where and when it is used, on the stream that is current.
 at::Tensor GradScaler::scale(const at::Tensor& loss) {
   if (!options_.enabled) return loss;
   start();
@@ -73,7 +78,8 @@ std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& losses)
 }
 
 void GradScaler::check_scaled(const char* what) const {
-  if (scale_ == nullptr) throw InvalidArgument(formatted("GradScaler: {} before any scale(loss)", what));
+  if (scale_ == nullptr)
+    throw InvalidArgument(formatted("GradScaler: {} before any scale(loss)", what));
 }
 
 /// The sum of what was found on each device; undefined if there are no gradients.
@@ -81,12 +87,14 @@ at::Tensor GradScaler::divide(Optimizer& optimizer) const {
   const at::NoGradGuard no_gradient;
   std::map<std::tuple<std::string, at::ScalarType, bool>, std::vector<at::Tensor>> by_kind;
   auto* const masters = masters_of(optimizer);
-  std::vector<at::Tensor> with_master;  // whose 16-bit gradients are looked at here, and divided in fp32 later
-  std::set<const void*> seen;           // a group may list a parameter twice (tied weights)
+  // whose 16-bit gradients are looked at here, and divided in fp32 later
+  std::vector<at::Tensor> with_master;
+  std::set<const void*> seen;  // a group may list a parameter twice (tied weights)
   const auto refuse_half = [](const at::Tensor& gradient) {
     if (gradient.scalar_type() == at::kHalf)
       throw InvalidArgument(
-          "GradScaler: fp16 gradients cannot be unscaled; keep parameters in fp32, or a MasterWeights around the optimizer");
+          "GradScaler: fp16 gradients cannot be unscaled; keep parameters in fp32, or a "
+          "MasterWeights around the optimizer");
   };
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
@@ -105,16 +113,19 @@ at::Tensor GradScaler::divide(Optimizer& optimizer) const {
       by_kind[{share.device().str(), share.scalar_type(), false}].push_back(share);
     }
   }
-  const auto inverse = static_cast<float>(1.0 / static_cast<double>(*scale_));  // in double, as PyTorch takes it
+  // in double, as PyTorch takes it
+  const auto inverse = static_cast<float>(1.0 / static_cast<double>(*scale_));
   std::map<std::string, at::Tensor> found_on;
   for (const auto& [kind, gradients] : by_kind) {
     const auto options = at::TensorOptions(at::kFloat).device(gradients.front().device());
     at::Tensor& found_here = found_on[std::get<std::string>(kind)];
     if (!found_here.defined()) found_here = at::zeros({}, options);
-    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_here, at::full({}, std::get<bool>(kind) ? 1.0F : inverse, options));
+    at::_amp_foreach_non_finite_check_and_unscale_(
+        gradients, found_here, at::full({}, std::get<bool>(kind) ? 1.0F : inverse, options));
   }
   at::Tensor found;
-  for (const auto& [device, here] : found_on) found = found.defined() ? found + here.to(found.device(), /*non_blocking=*/true) : here;
+  for (const auto& [device, here] : found_on)
+    found = found.defined() ? found + here.to(found.device(), /*non_blocking=*/true) : here;
   for (const auto& parameter : with_master) masters->multiply(parameter, inverse);
   return found;
 }
@@ -128,11 +139,15 @@ bool GradScaler::read(Record& record) {
 
 namespace {
 AllreduceOptions terms(const ProcessSet& process_set) {
-  return {.name = library_name("grad_scaler/overflow"), .op = ReduceOp::Max, .process_set = process_set};
+  return {.name = library_name("grad_scaler/overflow"),
+          .op = ReduceOp::Max,
+          .process_set = process_set};
 }
 }  // namespace
 
-bool GradScaler::agrees_with(const ProcessSet& process_set) const { return options_.agree && is_initialized() && process_set.size() > 1; }
+bool GradScaler::agrees_with(const ProcessSet& process_set) const {
+  return options_.agree && is_initialized() && process_set.size() > 1;
+}
 
 /// The others, who wait for this rank to agree, get a Mismatch.
 void GradScaler::refuse(const ProcessSet& process_set, const std::string& why) const {
@@ -143,15 +158,17 @@ void GradScaler::refuse(const ProcessSet& process_set, const std::string& why) c
   }
 }
 
-/// Makes it what any rank of the set has found. A rank without gradients takes part; one that has joined counts as zeros, which say nothing
-/// here: the lowest scale comes from the greatest reciprocal, in double, where each float's is another and leads back to it.
+/// Makes it what any rank of the set has found. A rank without gradients takes part; one that has
+/// joined counts as zeros, which say nothing here: the lowest scale comes from the greatest
+/// reciprocal, in double, where each float's is another and leads back to it.
 void GradScaler::agree(Record& record, const ProcessSet& process_set) {
   if (!agrees_with(process_set)) return;
   const at::NoGradGuard no_gradient;
   const bool before = has_overflowed();
   const auto yes = [](bool value) { return value ? 1.0 : 0.0; };
   const double scale{*scale_};
-  const at::Tensor mine = torch::tensor({yes(read(record)), yes(record.has_gradients), yes(before), scale, 1.0 / scale}, at::kDouble);
+  const at::Tensor mine = torch::tensor(
+      {yes(read(record)), yes(record.has_gradients), yes(before), scale, 1.0 / scale}, at::kDouble);
   const at::Tensor all = detail::allreduce_unless_refused(mine, terms(process_set), "");
   const auto* const said = all.const_data_ptr<double>();
   record.has_gradients = said[1] != 0;
@@ -163,7 +180,9 @@ void GradScaler::agree(Record& record, const ProcessSet& process_set) {
   record.scales_differ = true;
   lowest_scale_ = lowest_scale_ == 0 ? lowest : std::min<double>(lowest_scale_, lowest);
   if (process_set.rank() == 0)
-    log(LogLevel::Warning, "GradScaler: the ranks' scales differ, from {} to {}; the step is left out, and all go on with the smallest",
+    log(LogLevel::Warning,
+        "GradScaler: the ranks' scales differ, from {} to {}; the step is left out, and all go on "
+        "with the smallest",
         lowest, highest);
 }
 
@@ -180,21 +199,27 @@ void GradScaler::unscale_(Optimizer& given) {
   check_scaled("unscale_()");
   const auto known = records_.find(key_of(optimizer));
   if (known != records_.end() && known->second.stage == Stage::Unscaled)
-    throw InvalidArgument("unscale_() has already been called on this optimizer since the last update()");
-  if (known != records_.end() && known->second.stage == Stage::Stepped) throw InvalidArgument("unscale_() is being called after step()");
+    throw InvalidArgument(
+        "unscale_() has already been called on this optimizer since the last update()");
+  if (known != records_.end() && known->second.stage == Stage::Stepped)
+    throw InvalidArgument("unscale_() is being called after step()");
   const auto parameters = parameters_of(optimizer);
   const auto sets = detail::GradientOwners::sets_of(parameters);
   if (sets.size() > 1)
     throw InvalidArgument(
-        "GradScaler: gradients of this optimizer's parameters are reduced on several process sets; give each an optimizer");
+        "GradScaler: gradients of this optimizer's parameters are reduced on several process sets; "
+        "give each an optimizer");
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
   if (distributed != nullptr && distributed->shards_gradients() && !options_.agree)
     throw InvalidArgument(
-        "GradScaler: with shard_gradients no rank has all gradients, so ranks have to agree: set GradScalerOptions::agree");
+        "GradScaler: with shard_gradients no rank has all gradients, so ranks have to agree: set "
+        "GradScalerOptions::agree");
   GradientCompressor::follow_scale(parameters, scale_);
   // Adasum reduces no gradients: who steps together is who must agree.
   const bool own_set = sets.empty() && distributed != nullptr;
-  const ProcessSet set = own_set ? distributed->process_set() : sets.empty() ? options_.process_set : sets.front();
+  const ProcessSet set = own_set        ? distributed->process_set()
+                         : sets.empty() ? options_.process_set
+                                        : sets.front();
   const bool takes_part = (sets.empty() && !own_set) || set.included();
   if (distributed != nullptr) {
     try {
@@ -217,10 +242,12 @@ at::Tensor GradScaler::step(Optimizer& given, const Optimizer::LossClosure& clos
   if (closure) throw InvalidArgument("GradScaler: step() with a closure is not supported");
   check_scaled("step()");
   const Optimizer* const key = key_of(optimizer);
-  if (records_[key].stage == Stage::Stepped) throw InvalidArgument("step() has already been called since the last update()");
+  if (records_[key].stage == Stage::Stepped)
+    throw InvalidArgument("step() has already been called since the last update()");
   if (records_[key].stage == Stage::Ready) unscale_(optimizer);
   Record& record = records_[key];
-  if (!record.has_gradients) throw InvalidArgument("GradScaler: no parameter of the optimizer has a gradient");
+  if (!record.has_gradients)
+    throw InvalidArgument("GradScaler: no parameter of the optimizer has a gradient");
   at::Tensor loss;
   const bool left_out = record.scales_differ || read(record);
   GradientCompressor::end_step(parameters_of(optimizer), left_out);
@@ -238,8 +265,10 @@ at::Tensor GradScaler::step(Optimizer& given, const Optimizer::LossClosure& clos
 void GradScaler::update() {
   if (!options_.enabled) return;
   check_scaled("update()");
-  const bool any = std::any_of(records_.begin(), records_.end(), [](const auto& entry) { return entry.second.has_gradients; });
-  if (!any && !found_elsewhere_) throw InvalidArgument("GradScaler: update() without an unscale_() or step() before it");
+  const bool any = std::any_of(records_.begin(), records_.end(),
+                               [](const auto& entry) { return entry.second.has_gradients; });
+  if (!any && !found_elsewhere_)
+    throw InvalidArgument("GradScaler: update() without an unscale_() or step() before it");
   const bool found = has_overflowed();
   if (lowest_scale_ > 0) {
     *scale_ = static_cast<float>(lowest_scale_);
@@ -285,7 +314,8 @@ GradScalerState GradScaler::state() const {
 
 void GradScaler::load_state(const GradScalerState& state) {
   if (!options_.enabled) return;
-  if (state == GradScalerState{}) throw InvalidArgument("GradScaler: the state is that of a scaler that was not enabled");
+  if (state == GradScalerState{})
+    throw InvalidArgument("GradScaler: the state is that of a scaler that was not enabled");
   options_.init_scale = state.scale;
   options_.growth_factor = state.growth_factor;
   options_.backoff_factor = state.backoff_factor;

@@ -24,29 +24,33 @@ namespace {
 Optimizer& checked_for_masters(Optimizer& optimizer) {
   if (dynamic_cast<DistributedOptimizer*>(&optimizer) != nullptr)
     throw InvalidArgument(
-        "MasterWeights around a DistributedOptimizer: make the MasterWeights around the plain optimizer, and the DistributedOptimizer "
-        "around the MasterWeights");
+        "MasterWeights around a DistributedOptimizer: make the MasterWeights around the plain "
+        "optimizer, and the DistributedOptimizer around the MasterWeights");
   if (detail::Wrappers::around<detail::MasterOptimizer>(optimizer) != nullptr)
     throw InvalidArgument("there is a MasterWeights around this optimizer already");
   for (const auto& group : std::as_const(optimizer).param_groups())
     for (const auto& parameter : group.params())
       if (detail::GradientOwners::has_other("ddp", parameter))
         throw InvalidArgument(
-            "MasterWeights: a DistributedOptimizer is around the optimizer already; make the MasterWeights first, and wrap that");
+            "MasterWeights: a DistributedOptimizer is around the optimizer already; make the "
+            "MasterWeights first, and wrap that");
   OptimizerShards::refuse_shares(optimizer);
   return optimizer;
 }
 
 /// Returns what `optimizer` points to.
 Optimizer& checked(const std::unique_ptr<Optimizer>& optimizer) {
-  if (!optimizer) throw InvalidArgument("MasterWeights: the std::unique_ptr to the optimizer is null");
+  if (!optimizer)
+    throw InvalidArgument("MasterWeights: the std::unique_ptr to the optimizer is null");
   return *optimizer;
 }
 
 /// While the optimizer steps, its groups hold the masters.
 class MastersLent {
  public:
-  MastersLent(MasterCopies& copies, MasterCopies::Lent which) : copies_(copies) { copies_.lend(which); }
+  MastersLent(MasterCopies& copies, MasterCopies::Lent which) : copies_(copies) {
+    copies_.lend(which);
+  }
   ~MastersLent() { copies_.take_back(); }
   MastersLent(const MastersLent&) = delete;
   MastersLent& operator=(const MastersLent&) = delete;
@@ -60,19 +64,25 @@ class MastersLent {
 MasterWeights::MasterWeights(Optimizer& optimizer)
     : MasterOptimizer(checked_for_masters(optimizer).param_groups(), optimizer.defaults().clone()),
       wrapped_(optimizer),
-      groups_(std::make_unique<detail::SharedGroups>(param_groups_, wrapped_, detail::SharedGroups::Named{})),
+      groups_(std::make_unique<detail::SharedGroups>(param_groups_, wrapped_,
+                                                     detail::SharedGroups::Named{})),
       copies_(std::make_unique<MasterCopies>(wrapped_)) {
   detail::Wrappers::add(wrapped_, *this);
 }
 
-MasterWeights::MasterWeights(std::unique_ptr<Optimizer> optimizer) : MasterWeights(checked(optimizer)) { owned_ = std::move(optimizer); }
+MasterWeights::MasterWeights(std::unique_ptr<Optimizer> optimizer)
+    : MasterWeights(checked(optimizer)) {
+  owned_ = std::move(optimizer);
+}
 
 MasterWeights::~MasterWeights() { detail::Wrappers::remove(*this); }
 
 at::Tensor MasterWeights::step(LossClosure closure) {
   if (const auto* const wrapper = detail::Wrappers::around<DistributedOptimizer>(*this))
     if (wrapper->process_set().included() && wrapper->process_set().size() > 1)
-      throw InvalidArgument("MasterWeights::step(): a DistributedOptimizer is around it, whose gradients are on their way; step that");
+      throw InvalidArgument(
+          "MasterWeights::step(): a DistributedOptimizer is around it, whose gradients are on "
+          "their way; step that");
   param_groups();
   OptimizerShards::refuse_shares(wrapped_);
   const auto evaluated = [&] {
@@ -85,7 +95,8 @@ at::Tensor MasterWeights::step(LossClosure closure) {
   };
   at::Tensor loss;
   {
-    const MastersLent lent(*copies_, closure ? MasterCopies::Lent::OfAll : MasterCopies::Lent::WithGradient);
+    const MastersLent lent(*copies_,
+                           closure ? MasterCopies::Lent::OfAll : MasterCopies::Lent::WithGradient);
     loss = wrapped_.step(closure ? LossClosure(evaluated) : nullptr);
   }
   leave_out_step();
@@ -126,7 +137,8 @@ void MasterWeights::save(torch::serialize::OutputArchive& archive) const {
   const auto unsaved = detail::save_optimizer(wrapped_, archive, parts);
   if (!unsaved.own && !unsaved.states.empty())
     throw InvalidArgument(
-        formatted("{} in a MasterWeights overrides neither save nor load, and {}; override either", unsaved.type, unsaved.states.front()));
+        formatted("{} in a MasterWeights overrides neither save nor load, and {}; override either",
+                  unsaved.type, unsaved.states.front()));
   archive.write("master_parts", parts);
 }
 

@@ -24,10 +24,12 @@ using detail::OptimizerParts;
 using torch::optim::OptimizerParamGroup;
 using LossClosure = torch::optim::Optimizer::LossClosure;
 
-/// While the wrapped optimizer steps, its groups are this rank's pieces, if it is sharded, or the masters, if there are any.
+/// While the wrapped optimizer steps, its groups are this rank's pieces, if it is sharded, or the
+/// masters, if there are any.
 class Lent {
  public:
-  Lent(OptimizerShards* shards, detail::MasterCopies* masters, bool closure) : shards_(shards), masters_(shards ? nullptr : masters) {
+  Lent(OptimizerShards* shards, detail::MasterCopies* masters, bool closure)
+      : shards_(shards), masters_(shards ? nullptr : masters) {
     using Which = detail::MasterCopies::Lent;
     if (shards_ != nullptr) shards_->lend();
     if (masters_ != nullptr) masters_->lend(closure ? Which::OfAll : Which::WithGradient);
@@ -47,7 +49,9 @@ class Lent {
 /// Returns the optimizer that a wrapper steps.
 torch::optim::Optimizer& without_masters(torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<DistributedOptimizer*>(&optimizer) != nullptr)
-    throw InvalidArgument("a DistributedOptimizer around a DistributedOptimizer: make one, around the optimizer itself");
+    throw InvalidArgument(
+        "a DistributedOptimizer around a DistributedOptimizer: make one, around the optimizer "
+        "itself");
   auto* const masters = detail::Wrappers::around<detail::MasterOptimizer>(optimizer);
   if (masters == nullptr) return optimizer;
   masters->share_changes();
@@ -55,9 +59,11 @@ torch::optim::Optimizer& without_masters(torch::optim::Optimizer& optimizer) {
 }
 
 constexpr const char* kMoved =
-    "this DistributedOptimizer was moved: use the one that it was moved into, and make schedulers after that, or on its wrapped()";
+    "this DistributedOptimizer was moved: use the one that it was moved into, and make schedulers "
+    "after that, or on its wrapped()";
 
-/// The options of the one group that is left where a wrapper was: what a scheduler meets that was made there.
+/// The options of the one group that is left where a wrapper was: what a scheduler meets that was
+/// made there.
 struct MovedOptions : torch::optim::OptimizerCloneableOptions<MovedOptions> {
   [[nodiscard]] double get_lr() const override { throw InvalidArgument(kMoved); }
   void set_lr(double /*rate*/) override { throw InvalidArgument(kMoved); }
@@ -70,12 +76,15 @@ void leave_moved(std::vector<OptimizerParamGroup>& groups) {
 }
 
 /// Returns what `optimizer` points to.
-torch::optim::Optimizer& checked_wrapped(const std::unique_ptr<torch::optim::Optimizer>& optimizer) {
-  if (!optimizer) throw InvalidArgument("DistributedOptimizer: the std::unique_ptr to the optimizer is null");
+torch::optim::Optimizer& checked_wrapped(
+    const std::unique_ptr<torch::optim::Optimizer>& optimizer) {
+  if (!optimizer)
+    throw InvalidArgument("DistributedOptimizer: the std::unique_ptr to the optimizer is null");
   return *optimizer;
 }
 
-/// Before an InvalidArgument that is this rank's alone: `call` lets the others know in what they do next, where they would wait for it.
+/// Before an InvalidArgument that is this rank's alone: `call` lets the others know in what they do
+/// next, where they would wait for it.
 template <class Call>
 void refuse(const Call& call) {
   try {
@@ -84,19 +93,21 @@ void refuse(const Call& call) {
   }
 }
 
-/// Steps the wrapped optimizer without gradients to wait for. Whatever it throws, the other ranks do not wait for this one's share.
+/// Steps the wrapped optimizer without gradients to wait for. Whatever it throws, the other ranks
+/// do not wait for this one's share.
 at::Tensor step_wrapped(OptimizerParts& parts, const LossClosure& closure = nullptr) {
   try {
     const Lent lent(parts.shards.get(), parts.master_copies(), closure != nullptr);
     return parts.wrapped.step(closure);
   } catch (...) {
-    if (parts.shards) refuse([&] { parts.shards->fail_update(detail::words_of_current_exception()); });
+    if (parts.shards)
+      refuse([&] { parts.shards->fail_update(detail::words_of_current_exception()); });
     throw;
   }
 }
 
-/// Steps with a closure. An optimizer may decide by the loss (LBFGS): it gets that of all ranks, so that all decide alike. The user gets
-/// this rank's own.
+/// Steps with a closure. An optimizer may decide by the loss (LBFGS): it gets that of all ranks, so
+/// that all decide alike. The user gets this rank's own.
 at::Tensor step_with_closure(OptimizerParts& parts, const LossClosure& closure) {
   std::vector<std::pair<at::Tensor, at::Tensor>> losses;
   const at::Tensor loss = step_wrapped(parts, [&] {
@@ -107,15 +118,19 @@ at::Tensor step_with_closure(OptimizerParts& parts, const LossClosure& closure) 
     try {
       if (*parts.skips == 0) parts.reconciled().reducers.reduce(true);
     } catch (const InvalidArgument& error) {
-      if (own.defined()) refuse([&] { static_cast<void>(parts.reducers.first().reduce_loss(own, error.what())); });
+      if (own.defined())
+        refuse([&] { static_cast<void>(parts.reducers.first().reduce_loss(own, error.what())); });
       throw;
     }
-    if (*parts.skips == 0 && own.defined()) losses.emplace_back(parts.reducers.first().reduce_loss(own), own);
+    if (*parts.skips == 0 && own.defined())
+      losses.emplace_back(parts.reducers.first().reduce_loss(own), own);
     if (parts.shards) parts.shards->resume_update();
-    if (parts.masters != nullptr && !parts.shards) parts.master_copies()->lend(detail::MasterCopies::Lent::OfAll);
+    if (parts.masters != nullptr && !parts.shards)
+      parts.master_copies()->lend(detail::MasterCopies::Lent::OfAll);
     return *parts.skips > 0 || !own.defined() ? own : losses.back().first;
   });
-  const auto mine = std::find_if(losses.begin(), losses.end(), [&](const auto& both) { return loss.is_same(both.first); });
+  const auto mine = std::find_if(losses.begin(), losses.end(),
+                                 [&](const auto& both) { return loss.is_same(both.first); });
   return mine != losses.end() ? mine->second : loss;
 }
 
@@ -149,20 +164,25 @@ at::Tensor step_by_deltas(OptimizerParts& parts, const LossClosure& closure) {
 
 void detail::drop_scratch(torch::optim::Optimizer& optimizer) {
   for (auto& [parameter, state] : optimizer.state())
-    if (auto* const lbfgs = dynamic_cast<torch::optim::LBFGSParamState*>(state.get())) lbfgs->al(std::nullopt);
+    if (auto* const lbfgs = dynamic_cast<torch::optim::LBFGSParamState*>(state.get()))
+      lbfgs->al(std::nullopt);
 }
 
-DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& wrapped,
-                                           std::vector<std::pair<std::string, at::Tensor>> named_parameters,
-                                           DistributedOptimizerOptions options)
+DistributedOptimizer::DistributedOptimizer(
+    torch::optim::Optimizer& wrapped,
+    std::vector<std::pair<std::string, at::Tensor>> named_parameters,
+    DistributedOptimizerOptions options)
     : Optimizer(without_masters(wrapped).param_groups(), wrapped.defaults().clone()),
-      parts_(std::make_shared<OptimizerParts>(*this, param_groups_, detail::Wrappers::around<detail::MasterOptimizer>(wrapped),
-                                              without_masters(wrapped), named_parameters, std::move(options))) {}
+      parts_(std::make_shared<OptimizerParts>(
+          *this, param_groups_, detail::Wrappers::around<detail::MasterOptimizer>(wrapped),
+          without_masters(wrapped), named_parameters, std::move(options))) {}
 
-DistributedOptimizer::DistributedOptimizer(std::unique_ptr<torch::optim::Optimizer> wrapped,
-                                           std::vector<std::pair<std::string, at::Tensor>> named_parameters,
-                                           DistributedOptimizerOptions options)
-    : DistributedOptimizer(checked_wrapped(wrapped), std::move(named_parameters), std::move(options)) {
+DistributedOptimizer::DistributedOptimizer(
+    std::unique_ptr<torch::optim::Optimizer> wrapped,
+    std::vector<std::pair<std::string, at::Tensor>> named_parameters,
+    DistributedOptimizerOptions options)
+    : DistributedOptimizer(checked_wrapped(wrapped), std::move(named_parameters),
+                           std::move(options)) {
   parts_->owned = std::move(wrapped);
 }
 
@@ -249,7 +269,9 @@ void DistributedOptimizer::zero_grad(bool set_to_none) {
 
 void DistributedOptimizer::set_backward_passes_per_step(int passes) {
   OptimizerParts& parts = this->parts();
-  if (passes < 1) throw InvalidArgument(formatted("backward_passes_per_step is {}; it must be at least 1", passes));
+  if (passes < 1)
+    throw InvalidArgument(
+        formatted("backward_passes_per_step is {}; it must be at least 1", passes));
   parts.options.backward_passes_per_step = passes;
   parts.reducers.set_passes(passes);
   if (parts.deltas) parts.deltas->set_passes(passes);
@@ -260,7 +282,8 @@ void DistributedOptimizer::set_weight(double n) {
   detail::check_weight(n);
   if (parts.options.op != ReduceOp::Average)
     throw InvalidArgument(
-        formatted("set_weight() goes with ReduceOp::Average: by {} every rank counts as it is", name_of(parts.options.op)));
+        formatted("set_weight() goes with ReduceOp::Average: by {} every rank counts as it is",
+                  name_of(parts.options.op)));
   parts.reducers.set_weight(n);
 }
 
@@ -269,14 +292,19 @@ void DistributedOptimizer::unshard() {
   if (!parts.shards) return;
   const bool of_gradients = parts.shards_gradients();
   if (of_gradients && !parts.shards->gradients().all().empty())
-    throw InvalidArgument("unshard(): the gradients are in shares; call step() or zero_grad() before");
+    throw InvalidArgument(
+        "unshard(): the gradients are in shares; call step() or zero_grad() before");
   parts.shards->give_back();
   if (of_gradients) parts.reducers.keep_no_shares();
   parts.shards.reset();
-  parts.options.shard_optimizer_state = parts.options.share_parameters = parts.options.shard_gradients = false;
+  parts.options.shard_optimizer_state = parts.options.share_parameters =
+      parts.options.shard_gradients = false;
 }
 
-DistributedOptimizer::SkipSynchronize::SkipSynchronize(DistributedOptimizer& optimizer) : skips_(optimizer.parts().skips) { ++*skips_; }
+DistributedOptimizer::SkipSynchronize::SkipSynchronize(DistributedOptimizer& optimizer)
+    : skips_(optimizer.parts().skips) {
+  ++*skips_;
+}
 
 DistributedOptimizer::ParameterWriting::ParameterWriting(DistributedOptimizer& optimizer) {
   OptimizerParts& parts = optimizer.parts().reconciled();
@@ -286,7 +314,8 @@ DistributedOptimizer::ParameterWriting::ParameterWriting(DistributedOptimizer& o
 
 DistributedOptimizer::ParameterWriting::~ParameterWriting() {
   try {
-    if (const auto parts = parts_.lock(); parts && parts->shares_parameters()) parts->shards->end_update();
+    if (const auto parts = parts_.lock(); parts && parts->shares_parameters())
+      parts->shards->end_update();
   } catch (const Error&) {  // the world has ended or failed, as its next operation says
   }
 }
@@ -314,34 +343,44 @@ std::vector<OptimizerParamGroup>& DistributedOptimizer::param_groups() {
   return param_groups_;
 }
 
-ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& DistributedOptimizer::state() {
+ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>&
+DistributedOptimizer::state() {
   return parts().wrapped.state();
 }
 
 torch::optim::Optimizer& DistributedOptimizer::wrapped() {
   OptimizerParts& parts = this->parts();
-  return parts.masters != nullptr ? static_cast<torch::optim::Optimizer&>(*parts.masters) : parts.wrapped;
+  return parts.masters != nullptr ? static_cast<torch::optim::Optimizer&>(*parts.masters)
+                                  : parts.wrapped;
 }
 
-detail::MasterCopies* DistributedOptimizer::master_copies() const { return parts().master_copies(); }
+detail::MasterCopies* DistributedOptimizer::master_copies() const {
+  return parts().master_copies();
+}
 
 void DistributedOptimizer::note_state() { parts().note_state(); }
 
 std::vector<std::vector<std::string>> DistributedOptimizer::names_by_group() {
   std::map<const void*, std::string> names;
-  for (const auto& [name, parameter] : parts().reconciled().groups.parameters()) names[parameter.unsafeGetTensorImpl()] = name;
+  for (const auto& [name, parameter] : parts().reconciled().groups.parameters())
+    names[parameter.unsafeGetTensorImpl()] = name;
   std::vector<std::vector<std::string>> all;
   for (const auto& group : param_groups_) {
     auto& of_group = all.emplace_back();
     for (const auto& parameter : group.params())
-      if (const auto node = names.extract(parameter.unsafeGetTensorImpl())) of_group.push_back(node.mapped());
+      if (const auto node = names.extract(parameter.unsafeGetTensorImpl()))
+        of_group.push_back(node.mapped());
   }
   return all;
 }
 
-std::function<void()> DistributedOptimizer::remember_masters() { return parts().shards->remember_masters(); }
+std::function<void()> DistributedOptimizer::remember_masters() {
+  return parts().shards->remember_masters();
+}
 
-std::vector<at::Tensor> DistributedOptimizer::compression_memory() const { return parts().reducers.compression_memory(); }
+std::vector<at::Tensor> DistributedOptimizer::compression_memory() const {
+  return parts().reducers.compression_memory();
+}
 
 std::vector<at::Tensor> DistributedOptimizer::state_of_rank() const {
   const OptimizerParts& parts = this->parts();
@@ -366,15 +405,21 @@ void DistributedOptimizer::save(torch::serialize::OutputArchive& archive) const 
   parts.masters != nullptr ? parts.masters->save(archive) : parts.wrapped.save(archive);
 }
 
-void DistributedOptimizer::save_on(int rank, torch::serialize::OutputArchive& archive) { parts().reconciled().shards->save(archive, rank); }
+void DistributedOptimizer::save_on(int rank, torch::serialize::OutputArchive& archive) {
+  parts().reconciled().shards->save(archive, rank);
+}
 
-void DistributedOptimizer::load(torch::serialize::InputArchive& archive) { load_unread(archive, nullptr); }
+void DistributedOptimizer::load(torch::serialize::InputArchive& archive) {
+  load_unread(archive, nullptr);
+}
 
-void DistributedOptimizer::load_unread(torch::serialize::InputArchive& archive, detail::CheckpointReader* reader) {
+void DistributedOptimizer::load_unread(torch::serialize::InputArchive& archive,
+                                       detail::CheckpointReader* reader) {
   OptimizerParts& parts = this->parts().reconciled();
   const auto load_wrapped = [&] {
     if (parts.masters != nullptr) {
-      const detail::RepeatedParameters each_once(parts.wrapped, detail::RepeatedParameters::Places::LeftOut);
+      const detail::RepeatedParameters each_once(parts.wrapped,
+                                                 detail::RepeatedParameters::Places::LeftOut);
       return parts.wrapped.load(archive);
     }
     detail::load_state(parts.wrapped, archive);

@@ -17,8 +17,8 @@ namespace hvd::detail {
 
 namespace {
 
-/// The optimizers made so far, by the world and the ranks they are on: those ranks all count alike, whatever the others do, and whatever
-/// other worlds each of them is in.
+/// The optimizers made so far, by the world and the ranks they are on: those ranks all count alike,
+/// whatever the others do, and whatever other worlds each of them is in.
 int& optimizers_made(const ProcessSet& process_set) {
   static std::map<std::pair<std::uint64_t, std::vector<int>>, int> made;
   return made[{current_world_number(), process_set.ranks()}];
@@ -26,33 +26,46 @@ int& optimizers_made(const ProcessSet& process_set) {
 
 void check_adasum(const DistributedOptimizerOptions& options) {
   const auto refuse = [](const char* what) {
-    throw InvalidArgument(formatted("ReduceOp::Adasum combines what each rank's own step changes, so it does not go with {}", what));
+    throw InvalidArgument(formatted(
+        "ReduceOp::Adasum combines what each rank's own step changes, so it does not go with {}",
+        what));
   };
-  if (options.shard_optimizer_state) refuse("shard_optimizer_state: no rank steps all parameters then");
+  if (options.shard_optimizer_state)
+    refuse("shard_optimizer_state: no rank steps all parameters then");
   if (options.share_parameters) refuse("share_parameters: no rank has parameters of its own then");
-  if (options.gradient_predivide_factor != 1) refuse("gradient_predivide_factor: gradients are not reduced");
-  if (options.compression.needs_memory()) refuse("int8, topk or powersgd compression; use none, fp16 or bf16");
+  if (options.gradient_predivide_factor != 1)
+    refuse("gradient_predivide_factor: gradients are not reduced");
+  if (options.compression.needs_memory())
+    refuse("int8, topk or powersgd compression; use none, fp16 or bf16");
 }
 
 void check_shards_of_gradients(const DistributedOptimizerOptions& options) {
-  const auto refuse = [](const char* what) { throw InvalidArgument(formatted("shard_gradients does not go with {}", what)); };
+  const auto refuse = [](const char* what) {
+    throw InvalidArgument(formatted("shard_gradients does not go with {}", what));
+  };
   if (options.op == ReduceOp::Adasum) refuse("ReduceOp::Adasum: gradients are not reduced then");
   if (options.share_parameters) refuse("share_parameters: use one of them");
   if (options.compression.needs_memory())
-    refuse("int8, topk or powersgd compression, which remembers all gradients on every rank; use none, fp16 or bf16");
+    refuse(
+        "int8, topk or powersgd compression, which remembers all gradients on every rank; use "
+        "none, fp16 or bf16");
 }
 
 void check(const DistributedOptimizerOptions& options) {
   if (options.shard_gradients) check_shards_of_gradients(options);
   if (options.backward_passes_per_step < 1)
-    throw InvalidArgument(formatted("backward_passes_per_step is {}; it must be at least 1", options.backward_passes_per_step));
+    throw InvalidArgument(formatted("backward_passes_per_step is {}; it must be at least 1",
+                                    options.backward_passes_per_step));
   if (options.op == ReduceOp::Adasum) check_adasum(options);
-  if (options.op != ReduceOp::Average && options.op != ReduceOp::Sum && options.op != ReduceOp::Adasum)
-    throw InvalidArgument(formatted("gradients cannot be reduced by {}: use average, sum or adasum", name_of(options.op)));
+  if (options.op != ReduceOp::Average && options.op != ReduceOp::Sum &&
+      options.op != ReduceOp::Adasum)
+    throw InvalidArgument(formatted("gradients cannot be reduced by {}: use average, sum or adasum",
+                                    name_of(options.op)));
   if (options.gradient_predivide_factor != 1 && options.op != ReduceOp::Average)
     throw InvalidArgument("gradient_predivide_factor goes with ReduceOp::Average only");
   if (!(options.gradient_predivide_factor > 0))
-    throw InvalidArgument(formatted("gradient_predivide_factor is {}; it must be greater than 0", options.gradient_predivide_factor));
+    throw InvalidArgument(formatted("gradient_predivide_factor is {}; it must be greater than 0",
+                                    options.gradient_predivide_factor));
 }
 
 /// Returns the options that hold: shards of gradients imply those of the state.
@@ -61,13 +74,16 @@ DistributedOptimizerOptions checked(DistributedOptimizerOptions options, bool ha
   if (options.shard_gradients) options.shard_optimizer_state = true;
   if (has_masters && options.op == ReduceOp::Adasum)
     throw InvalidArgument(
-        "ReduceOp::Adasum combines what each rank's own step changes in the 16-bit parameters, so it does not go with MasterWeights");
+        "ReduceOp::Adasum combines what each rank's own step changes in the 16-bit parameters, so "
+        "it does not go with MasterWeights");
   return options;
 }
 
-std::vector<GradientReducer::Named> from(const OptimizerParts::Named& parameters, std::size_t first) {
+std::vector<GradientReducer::Named> from(const OptimizerParts::Named& parameters,
+                                         std::size_t first) {
   std::vector<GradientReducer::Named> named;
-  for (std::size_t i = first; i < parameters.size(); ++i) named.push_back({parameters[i].first, parameters[i].second});
+  for (std::size_t i = first; i < parameters.size(); ++i)
+    named.push_back({parameters[i].first, parameters[i].second});
   return named;
 }
 
@@ -77,12 +93,15 @@ torch::optim::Optimizer& whole(torch::optim::Optimizer& optimizer) {
   return optimizer;
 }
 
-bool is_reduced(const ProcessSet& process_set) { return process_set.included() && process_set.size() > 1; }
+bool is_reduced(const ProcessSet& process_set) {
+  return process_set.included() && process_set.size() > 1;
+}
 
 }  // namespace
 
-OptimizerParts::OptimizerParts(torch::optim::Optimizer& of, Groups& mine, MasterOptimizer* around, torch::optim::Optimizer& inner,
-                               const Named& named, DistributedOptimizerOptions given)
+OptimizerParts::OptimizerParts(torch::optim::Optimizer& of, Groups& mine, MasterOptimizer* around,
+                               torch::optim::Optimizer& inner, const Named& named,
+                               DistributedOptimizerOptions given)
     : wrapper(&of),
       masters(around),
       wrapped(inner),
@@ -108,7 +127,8 @@ void OptimizerParts::begin() {
   int& number = optimizers_made(options.process_set);
   number_ = number;
   take_in(0);
-  ++number;             // not before: one that is refused on some ranks only must not put their numbers out of step
+  // not before: one that is refused on some ranks only must not put their numbers out of step
+  ++number;
   options.groups = {};  // they are of the parameters from the start
 }
 
@@ -124,23 +144,25 @@ void OptimizerParts::take_in(std::size_t first) {
   const std::string name = formatted("optimizer.{}", number_);
   if (options.op == ReduceOp::Adasum) {
     if (!deltas)
-      deltas = std::make_unique<AdasumDeltas>(AdasumDeltas::Terms{.compression = options.compression,
-                                                                  .process_set = options.process_set,
-                                                                  .name = name,
-                                                                  .passes = options.backward_passes_per_step,
-                                                                  .replicas = groups.terms(),
-                                                                  .witness = watch});
+      deltas = std::make_unique<AdasumDeltas>(
+          AdasumDeltas::Terms{.compression = options.compression,
+                              .process_set = options.process_set,
+                              .name = name,
+                              .passes = options.backward_passes_per_step,
+                              .replicas = groups.terms(),
+                              .witness = watch});
     return deltas->add(parameters, first);
   }
   const std::string part = first == 0 ? "" : formatted("/added.{}", reducers.size());
   auto reducer =
-      std::make_shared<GradientReducer>(from(parameters, first), options, number_, "optimizer", GradientReducer::Taking::ByDevice, part);
+      std::make_shared<GradientReducer>(from(parameters, first), options, number_, "optimizer",
+                                        GradientReducer::Taking::ByDevice, part);
   const auto runs = options.shard_gradients ? reducer->parameters_by_bucket() : ShardRuns{};
   if (shards) {
     shards->add(parameters, first, runs);
   } else if (options.shard_optimizer_state || options.share_parameters) {
-    shards =
-        std::make_unique<OptimizerShards>(wrapped, options.process_set, name, parameters, options.share_parameters, master_copies(), runs);
+    shards = std::make_unique<OptimizerShards>(wrapped, options.process_set, name, parameters,
+                                               options.share_parameters, master_copies(), runs);
   }
   if (shards_gradients()) reducer->keep_shares(&shards->keep_gradients());
   reducers.add(std::move(reducer));

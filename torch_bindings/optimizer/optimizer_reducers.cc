@@ -8,7 +8,8 @@
 
 namespace hvd::detail {
 
-OptimizerReducers::OptimizerReducers(SharedGroups& groups, std::shared_ptr<StepWatch> watch) : groups_(groups), watch_(std::move(watch)) {}
+OptimizerReducers::OptimizerReducers(SharedGroups& groups, std::shared_ptr<StepWatch> watch)
+    : groups_(groups), watch_(std::move(watch)) {}
 
 void OptimizerReducers::add(std::shared_ptr<GradientReducer> reducer) {
   const bool is_first = reducers_.empty();
@@ -24,15 +25,16 @@ void OptimizerReducers::unhook() noexcept {
   for (const auto& reducer : reducers_) reducer->unhook();
 }
 
-/// At the end of a call that all ranks make: none of them has submitted anything of the next round yet, which is to compare the groups.
-/// Returns whether there was something to announce.
+/// At the end of a call that all ranks make: none of them has submitted anything of the next round
+/// yet, which is to compare the groups. Returns whether there was something to announce.
 bool OptimizerReducers::announce_changes() {
   if (!std::exchange(unannounced_, false) || reducers_.empty()) return false;
   first().announce(groups_.layout());
   return true;
 }
 
-/// Uses that reducer from now on, which other ranks may not have: they compare first, unless the round before has compared.
+/// Uses that reducer from now on, which other ranks may not have: they compare first, unless the
+/// round before has compared.
 void OptimizerReducers::take_up(std::size_t reducer) {
   if (unannounced_) first().compare(groups_.layout());
   unannounced_ = false;
@@ -40,7 +42,8 @@ void OptimizerReducers::take_up(std::size_t reducer) {
   agreed_ = reducer + 1;
 }
 
-/// Returns what there is to say of it here: where parameters differ as the optimizer was stepped by itself, that it was.
+/// Returns what there is to say of it here: where parameters differ as the optimizer was stepped by
+/// itself, that it was.
 std::exception_ptr OptimizerReducers::cause_of(const Mismatch& error) {
   const std::string text = error.what();
   if (watch_ && text.find(kParametersDiffer) != std::string::npos) {
@@ -50,7 +53,9 @@ std::exception_ptr OptimizerReducers::cause_of(const Mismatch& error) {
       return std::current_exception();
     }
   }
-  const std::string hint = changed_ ? " (here the groups of the optimizer have been changed since the last step; do so on all ranks)" : "";
+  const std::string hint = changed_ ? " (here the groups of the optimizer have been changed since "
+                                      "the last step; do so on all ranks)"
+                                    : "";
   return std::make_exception_ptr(Mismatch(text + hint));
 }
 
@@ -85,7 +90,9 @@ void OptimizerReducers::reduce(bool also_synchronized) {
     }
   }
   const bool compares_next = announce_changes();
-  if (!on_all_ranks) {  // of an error that is this rank's alone the others have not heard: they have compared their groups
+  // of an error that is this rank's alone the others have not heard: they have compared their
+  // groups
+  if (!on_all_ranks) {
     changed_ = compares_next;
     if (!changed_) groups_.note_agreed();
   }
@@ -127,7 +134,8 @@ void OptimizerReducers::set_weight(double weight) {
   for (const auto& reducer : reducers_) {
     if (reducer->is_synchronized())
       throw InvalidArgument(
-          "set_weight(): the gradients of this step are reduced already; call it after step(), before the next backward()");
+          "set_weight(): the gradients of this step are reduced already; call it after step(), "
+          "before the next backward()");
     reducer->refuse_late_weight();
   }
   for (const auto& reducer : reducers_) reducer->set_weight(weight);

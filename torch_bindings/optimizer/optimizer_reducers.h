@@ -1,9 +1,10 @@
 #pragma once
-/// The reducers of a DistributedOptimizer: one for the parameters from the start, and one for each time that others came. Other ranks may
-/// not have the last of them yet, so the groups are compared before it is used.
-/// Thread: the optimizer's. Refers to the groups. Errors: those of a GradientReducer; where the optimizer was stepped by itself,
-/// InvalidArgument says so.
-// Tested in tests/torch_bindings/optimizer/optimizer_test.cc, tests/torch_bindings/what_if/what_if_optimizer_test.cc
+/// The reducers of a DistributedOptimizer: one for the parameters from the start, and one for each
+/// time that others came. Other ranks may not have the last of them yet, so the groups are compared
+/// before it is used. Thread: the optimizer's. Refers to the groups. Errors: those of a
+/// GradientReducer; where the optimizer was stepped by itself, InvalidArgument says so.
+// Tested in tests/torch_bindings/optimizer/optimizer_test.cc,
+// tests/torch_bindings/what_if/what_if_optimizer_test.cc
 
 #include <ATen/core/Tensor.h>
 
@@ -27,8 +28,8 @@ class JoinRounds;
 class SharedGroups;
 class StepWatch;
 
-/// The reducers of one optimizer, in the order in which their parameters came. There are none with Adasum, and none outside the process
-/// set.
+/// The reducers of one optimizer, in the order in which their parameters came. There are none with
+/// Adasum, and none outside the process set.
 class OptimizerReducers {
  public:
   /// `watch`: notices steps of the wrapped optimizer; null where nothing is reduced.
@@ -37,16 +38,20 @@ class OptimizerReducers {
   [[nodiscard]] bool is_empty() const { return reducers_.empty(); }
   [[nodiscard]] std::size_t size() const { return reducers_.size(); }
   [[nodiscard]] GradientReducer& first() const { return *reducers_.front(); }
-  [[nodiscard]] const std::vector<std::shared_ptr<GradientReducer>>& all() const { return reducers_; }
+  [[nodiscard]] const std::vector<std::shared_ptr<GradientReducer>>& all() const {
+    return reducers_;
+  }
 
-  /// Takes in a reducer and puts its hooks on. All but the first listen to no gradient until all ranks are known to have them.
+  /// Takes in a reducer and puts its hooks on. All but the first listen to no gradient until all
+  /// ranks are known to have them.
   void add(std::shared_ptr<GradientReducer> reducer);
   /// Notes that the parameters are others than the ranks have compared.
   void note_change() { changed_ = unannounced_ = true; }
   void unhook() noexcept;
 
-  /// Reduces with all of them, also after one that has failed, but for those that other ranks may not have. An InvalidArgument is this
-  /// rank's alone: the others go on to them. Those that are reduced already are left out unless `also_synchronized`.
+  /// Reduces with all of them, also after one that has failed, but for those that other ranks may
+  /// not have. An InvalidArgument is this rank's alone: the others go on to them. Those that are
+  /// reduced already are left out unless `also_synchronized`.
   void reduce(bool also_synchronized);
   /// Waits for what is under way before gradients are thrown away.
   void settle();
@@ -56,7 +61,8 @@ class OptimizerReducers {
   void begin_step();
   void check_replicas();
   void set_passes(int passes);
-  /// Sets what this rank's gradients count. Throws InvalidArgument where they are reduced already or on their way.
+  /// Sets what this rank's gradients count. Throws InvalidArgument where they are reduced already
+  /// or on their way.
   void set_weight(double weight);
   /// Sets the rounds in which ranks may have joined; null: none have.
   void set_join(const std::shared_ptr<JoinRounds>& rounds);

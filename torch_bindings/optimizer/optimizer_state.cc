@@ -36,21 +36,23 @@ std::string type_of(const T& object) {
   return c10::demangle(typeid(object).name());
 }
 
-/// LibTorch's own, whose `save` and `load` are known to carry everything; not what a user derives from them.
+/// LibTorch's own, whose `save` and `load` are known to carry everything; not what a user derives
+/// from them.
 bool is_of_libtorch(const Optimizer& optimizer) {
   using namespace torch::optim;
   const auto& type = typeid(optimizer);
-  return type == typeid(SGD) || type == typeid(Adam) || type == typeid(AdamW) || type == typeid(RMSprop) || type == typeid(Adagrad) ||
-         type == typeid(LBFGS);
+  return type == typeid(SGD) || type == typeid(Adam) || type == typeid(AdamW) ||
+         type == typeid(RMSprop) || type == typeid(Adagrad) || type == typeid(LBFGS);
 }
 
 using Places = RepeatedParameters::Places;
 
-/// While it lives, the parameters of each group stand as `names` says, where `optimizer` has these names in another order: in an archive
-/// states go by place.
+/// While it lives, the parameters of each group stand as `names` says, where `optimizer` has these
+/// names in another order: in an archive states go by place.
 class OrderedByName {
  public:
-  OrderedByName(Optimizer& holder, const NamesByGroup& mine, const NamesByGroup& names) : holder_(holder) {
+  OrderedByName(Optimizer& holder, const NamesByGroup& mine, const NamesByGroup& names)
+      : holder_(holder) {
     if (names.empty() || mine == names) return;
     std::vector<std::vector<at::Tensor>> ordered;
     {
@@ -58,7 +60,8 @@ class OrderedByName {
       for (std::size_t g = 0; g < names.size(); ++g) {
         auto& group = ordered.emplace_back();
         for (const auto& name : names[g]) {
-          const auto place = std::find(mine.at(g).begin(), mine.at(g).end(), name) - mine.at(g).begin();
+          const auto place =
+              std::find(mine.at(g).begin(), mine.at(g).end(), name) - mine.at(g).begin();
           group.push_back(holder.param_groups().at(g).params().at(static_cast<std::size_t>(place)));
         }
       }
@@ -67,7 +70,8 @@ class OrderedByName {
       before_.push_back(std::exchange(holder.param_groups()[g].params(), std::move(ordered[g])));
   }
   ~OrderedByName() {
-    for (std::size_t g = 0; g < before_.size(); ++g) holder_.param_groups()[g].params() = std::move(before_[g]);
+    for (std::size_t g = 0; g < before_.size(); ++g)
+      holder_.param_groups()[g].params() = std::move(before_[g]);
   }
   OrderedByName(const OrderedByName&) = delete;
   OrderedByName& operator=(const OrderedByName&) = delete;
@@ -77,12 +81,17 @@ class OrderedByName {
   std::vector<std::vector<at::Tensor>> before_;  ///< empty where nothing is changed
 };
 
-std::string state_key(std::size_t group, std::size_t place) { return formatted("state/{}/{}", group, place); }
-std::string opaque_key(std::size_t group, std::size_t place) { return formatted("opaque/{}/{}", group, place); }
+std::string state_key(std::size_t group, std::size_t place) {
+  return formatted("state/{}/{}", group, place);
+}
+std::string opaque_key(std::size_t group, std::size_t place) {
+  return formatted("opaque/{}/{}", group, place);
+}
 std::string group_key(std::size_t group) { return formatted("group/{}", group); }
 
 /// Calls `visit(key, group, place)` for every parameter, once.
-void for_each_parameter(Optimizer& optimizer, const std::function<void(void*, std::size_t, std::size_t)>& visit) {
+void for_each_parameter(Optimizer& optimizer,
+                        const std::function<void(void*, std::size_t, std::size_t)>& visit) {
   const RepeatedParameters each_once(optimizer, Places::LeftOut);
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g)
     for (std::size_t p = 0; p < optimizer.param_groups()[g].params().size(); ++p)
@@ -93,7 +102,8 @@ void add_once(std::vector<std::string>& texts, std::string text) {
   if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(std::move(text));
 }
 
-void write_options(const OptimizerParamGroup& group, OutputArchive& archive, UnsavedParts& unsaved) {
+void write_options(const OptimizerParamGroup& group, OutputArchive& archive,
+                   UnsavedParts& unsaved) {
   const OptimizerOptions& options = group.options();
   const auto rate = rate_of(options);
   if (rate) archive.write("lr", c10::IValue(*rate));
@@ -105,7 +115,9 @@ void write_options(const OptimizerParamGroup& group, OutputArchive& archive, Uns
     if (rate) {
       add_once(unsaved.rates, type_of(options));
     } else {
-      add_once(unsaved.options, formatted("its options {} override neither serialize nor get_lr and set_lr", type_of(options)));
+      add_once(unsaved.options,
+               formatted("its options {} override neither serialize nor get_lr and set_lr",
+                         type_of(options)));
     }
   }
 }
@@ -131,10 +143,12 @@ UnsavedParts write_parts(Optimizer& optimizer, OutputArchive& archive) {
       archive.write(state_key(g, p), whole);
     } catch (const c10::Error&) {
       archive.write(opaque_key(g, p), c10::IValue(true));
-      add_once(unsaved.states, formatted("its state {} cannot be serialized ({})", type_of(*state->second), words_of_current_exception()));
+      add_once(unsaved.states, formatted("its state {} cannot be serialized ({})",
+                                         type_of(*state->second), words_of_current_exception()));
     }
   });
-  if (found != optimizer.state().size()) add_once(unsaved.states, "it has a state that belongs to none of its parameters");
+  if (found != optimizer.state().size())
+    add_once(unsaved.states, "it has a state that belongs to none of its parameters");
   return unsaved;
 }
 
@@ -164,8 +178,9 @@ bool assign_exact(OptimizerOptions& to, const OptimizerOptions& from) {
 void assign(OptimizerParamGroup& group, const OptimizerOptions& from) {
   using namespace torch::optim;
   OptimizerOptions& to = group.options();
-  if (assign_exact<SGDOptions>(to, from) || assign_exact<AdamOptions>(to, from) || assign_exact<AdamWOptions>(to, from) ||
-      assign_exact<RMSpropOptions>(to, from) || assign_exact<AdagradOptions>(to, from) || assign_exact<LBFGSOptions>(to, from))
+  if (assign_exact<SGDOptions>(to, from) || assign_exact<AdamOptions>(to, from) ||
+      assign_exact<AdamWOptions>(to, from) || assign_exact<RMSpropOptions>(to, from) ||
+      assign_exact<AdagradOptions>(to, from) || assign_exact<LBFGSOptions>(to, from))
     return;
   try {
     OutputArchive archive;
@@ -191,26 +206,32 @@ Optimizer& holder_of(Optimizer& optimizer) {
 }
 
 Statements outline_of(Optimizer& optimizer) {
-  Statements outline{{"the optimizer's state", is_sharded(optimizer) ? "sharded" : "not sharded"},
-                     {"the number of parameter groups", formatted("{}", optimizer.param_groups().size())}};
+  Statements outline{
+      {"the optimizer's state", is_sharded(optimizer) ? "sharded" : "not sharded"},
+      {"the number of parameter groups", formatted("{}", optimizer.param_groups().size())}};
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
-  const NamesByGroup names = distributed != nullptr ? distributed->names_by_group() : NamesByGroup{};
+  const NamesByGroup names =
+      distributed != nullptr ? distributed->names_by_group() : NamesByGroup{};
   const RepeatedParameters each_once(optimizer, Places::LeftOut);
   for (std::size_t g = 0; g < names.size(); ++g)
     for (std::size_t p = 0; p < names[g].size(); ++p)
-      outline.emplace_back(formatted("parameter '{}' of group {}", names[g][p], g), describe(optimizer.param_groups()[g].params()[p]));
+      outline.emplace_back(formatted("parameter '{}' of group {}", names[g][p], g),
+                           describe(optimizer.param_groups()[g].params()[p]));
   for (std::size_t g = 0; g < optimizer.param_groups().size() && names.empty(); ++g)
     for (std::size_t p = 0; p < optimizer.param_groups()[g].params().size(); ++p)
-      outline.emplace_back(formatted("parameter {} of group {}", p, g), describe(optimizer.param_groups()[g].params()[p]));
+      outline.emplace_back(formatted("parameter {} of group {}", p, g),
+                           describe(optimizer.param_groups()[g].params()[p]));
   return outline;
 }
 
 NamesByGroup names_of(Optimizer& optimizer) {
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
-  return distributed != nullptr && !distributed->is_sharded() ? distributed->names_by_group() : NamesByGroup{};
+  return distributed != nullptr && !distributed->is_sharded() ? distributed->names_by_group()
+                                                              : NamesByGroup{};
 }
 
-UnsavedParts save_optimizer(Optimizer& optimizer, OutputArchive& own, OutputArchive& parts, std::optional<int> only) {
+UnsavedParts save_optimizer(Optimizer& optimizer, OutputArchive& own, OutputArchive& parts,
+                            std::optional<int> only) {
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
   if (distributed != nullptr) distributed->param_groups();  // shares changed options
   if (is_sharded(optimizer)) {
@@ -225,13 +246,18 @@ UnsavedParts save_optimizer(Optimizer& optimizer, OutputArchive& own, OutputArch
   }
   if (is_of_libtorch(holder)) return {};
   UnsavedParts unsaved = write_parts(holder, parts);
-  if (!unsaved.states.empty() || !unsaved.options.empty() || !unsaved.rates.empty()) unsaved.own = writes_something(holder);
+  if (!unsaved.states.empty() || !unsaved.options.empty() || !unsaved.rates.empty())
+    unsaved.own = writes_something(holder);
   return unsaved;
 }
 
-OptimizerLoad::OptimizerLoad(Optimizer& optimizer) : optimizer_(optimizer), holder_(holder_of(optimizer)) {
-  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) distributed->param_groups();  // shares changed options
-  if (auto* const masters = dynamic_cast<MasterOptimizer*>(&holder_)) masters->share_changes();                // likewise
+OptimizerLoad::OptimizerLoad(Optimizer& optimizer)
+    : optimizer_(optimizer), holder_(holder_of(optimizer)) {
+  // shares changed options
+  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer))
+    distributed->param_groups();
+  // likewise
+  if (auto* const masters = dynamic_cast<MasterOptimizer*>(&holder_)) masters->share_changes();
   for (const auto& group : holder_.param_groups()) options_.push_back(group.options().clone());
 }
 
@@ -241,16 +267,21 @@ bool OptimizerLoad::takes_unread() const {
   return is_of_libtorch(optimizer) && typeid(optimizer) != typeid(torch::optim::LBFGS);
 }
 
-void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_options, const NamesByGroup& names, CheckpointReader* reader) {
+void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_options,
+                         const NamesByGroup& names, CheckpointReader* reader) {
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer_);
   const bool sharded = is_sharded(optimizer_);
   begun_ = true;
-  if (auto* const masters = dynamic_cast<MasterOptimizer*>(&holder_)) bring_masters_back_ = masters->copies().set_aside();
+  if (auto* const masters = dynamic_cast<MasterOptimizer*>(&holder_))
+    bring_masters_back_ = masters->copies().set_aside();
   if (sharded) bring_masters_back_ = distributed->remember_masters();
-  before_ = std::exchange(sharded ? distributed->state() : holder_.state(), {});  // what the archive does not have must not stay
+  // what the archive does not have must not stay
+  before_ = std::exchange(sharded ? distributed->state() : holder_.state(), {});
   const bool by_itself = !own.keys().empty();
   if (!by_itself && (parts == nullptr || sharded))
-    throw InvalidArgument(formatted("there is nothing of the optimizer in it; {} has to override save and load", type_of(holder_)));
+    throw InvalidArgument(
+        formatted("there is nothing of the optimizer in it; {} has to override save and load",
+                  type_of(holder_)));
   if (sharded) {
     distributed->load_unread(own, reader);
   } else {
@@ -259,7 +290,8 @@ void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_optio
     if (by_itself) holder_.load(own);
     if (reader != nullptr && takes_unread())
       for (const auto& [key, state] : holder_.state())
-        for (const at::Tensor* const tensor : detail::parts_of(*state).tensors) reader->want(*tensor);
+        for (const at::Tensor* const tensor : detail::parts_of(*state).tensors)
+          reader->want(*tensor);
     if (parts != nullptr) load_parts(*parts, with_options, by_itself);
   }
   if (!with_options) restore_options();
@@ -271,21 +303,23 @@ void OptimizerLoad::load_parts(InputArchive& parts, bool with_options, bool by_i
   parts.read("groups", groups);
   if (groups.toInt() != static_cast<std::int64_t>(holder_.param_groups().size()))
     throw InvalidArgument(
-        formatted("it is of an optimizer with {} parameter groups, and here are {}", groups.toInt(), holder_.param_groups().size()));
+        formatted("it is of an optimizer with {} parameter groups, and here are {}", groups.toInt(),
+                  holder_.param_groups().size()));
   InputArchive mine = parts_of(holder_);
   if (with_options) load_options(parts, mine, by_itself);
   load_states(parts, mine);
   mine = parts_of(holder_);
   for (std::size_t g = 0; g < holder_.param_groups().size() && with_options; ++g)
     if (!same_at(group_key(g), parts, mine))
-      throw InvalidArgument(
-          formatted("the options {} of group {} do not read what they write", type_of(holder_.param_groups()[g].options()), g));
+      throw InvalidArgument(formatted("the options {} of group {} do not read what they write",
+                                      type_of(holder_.param_groups()[g].options()), g));
   for_each_parameter(holder_, [&](void*, std::size_t g, std::size_t p) {
     c10::IValue opaque;
     if (!parts.try_read(opaque_key(g, p), opaque) && !same_at(state_key(g, p), parts, mine))
       throw InvalidArgument(
-          formatted("the state of parameter {} of group {} is not what was written: the serialize of {}'s state does not read what it "
-                    "writes, or reads it into tensors that several states share; override save and load of the optimizer",
+          formatted("the state of parameter {} of group {} is not what was written: the serialize "
+                    "of {}'s state does not read what it writes, or reads it into tensors that "
+                    "several states share; override save and load of the optimizer",
                     p, g, type_of(holder_)));
   });
 }
@@ -296,10 +330,10 @@ void OptimizerLoad::load_options(InputArchive& parts, InputArchive& mine, bool b
     parts.read(group_key(g), group);
     OptimizerOptions& options = holder_.param_groups()[g].options();
     if (!by_itself && group.keys().empty())
-      throw InvalidArgument(
-          formatted("there is nothing of the options of group {} in it, as {} overrides neither serialize nor get_lr and set_lr; keep the "
-                    "program's own (load_options = false), or override them",
-                    g, type_of(options)));
+      throw InvalidArgument(formatted(
+          "there is nothing of the options of group {} in it, as {} overrides neither serialize "
+          "nor get_lr and set_lr; keep the program's own (load_options = false), or override them",
+          g, type_of(options)));
     if (same_at(group_key(g), parts, mine)) continue;
     c10::IValue rate;
     if (group.try_read("options", whole)) options.serialize(whole);
@@ -313,16 +347,18 @@ void OptimizerLoad::load_states(InputArchive& parts, InputArchive& mine) {
     c10::IValue opaque;
     if (parts.try_read(opaque_key(g, p), opaque)) {  // only its own load can bring it
       if (holder_.state().find(key) == holder_.state().end())
-        throw InvalidArgument(
-            formatted("the load of {} does not bring back the state of parameter {} of group {}; override it", type_of(holder_), p, g));
+        throw InvalidArgument(formatted(
+            "the load of {} does not bring back the state of parameter {} of group {}; override it",
+            type_of(holder_), p, g));
     } else if (!parts.try_read(state_key(g, p), whole)) {
       holder_.state().erase(key);
     } else if (!same_at(state_key(g, p), parts, mine)) {
       auto state = blank_state(key);
       if (!state)
         throw InvalidArgument(
-            formatted("{} does not override load, and LibTorch cannot make a state for parameter {} of group {} where the optimizer has no "
-                      "state to copy; override save and load, or let it take a step on every rank before",
+            formatted("{} does not override load, and LibTorch cannot make a state for parameter "
+                      "{} of group {} where the optimizer has no state to copy; override save and "
+                      "load, or let it take a step on every rank before",
                       type_of(holder_), p, g));
       state->serialize(whole);
       holder_.state()[key] = std::move(state);
@@ -330,7 +366,8 @@ void OptimizerLoad::load_states(InputArchive& parts, InputArchive& mine) {
   });
 }
 
-/// A state to read into: a copy of the parameter's own, or of any that there is; null if there is none.
+/// A state to read into: a copy of the parameter's own, or of any that there is; null if there is
+/// none.
 std::unique_ptr<OptimizerParamState> OptimizerLoad::blank_state(void* key) {
   for (States* const states : {&holder_.state(), &before_}) {
     const auto own = states->find(key);
@@ -364,7 +401,8 @@ void OptimizerLoad::show_options() {
   auto& groups = distributed->param_groups();
   distributed->note_state();
   if (&holder_ == &optimizer_ || is_of_libtorch(holder_)) return;
-  for (std::size_t i = 0; i < groups.size(); ++i) assign(groups[i], holder_.param_groups()[i].options());
+  for (std::size_t i = 0; i < groups.size(); ++i)
+    assign(groups[i], holder_.param_groups()[i].options());
 }
 
 void OptimizerLoad::undo() {

@@ -19,23 +19,28 @@ using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
 
 bool same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
 }
 
 }  // namespace
 
-SharedGroups::SharedGroups(std::vector<OptimizerParamGroup>& mine, Optimizer& wrapped, const Named& names)
+SharedGroups::SharedGroups(std::vector<OptimizerParamGroup>& mine, Optimizer& wrapped,
+                           const Named& names)
     : mine_(&mine), wrapped_(wrapped) {
   std::set<std::string> used;
   for (const auto& [name, parameter] : names)
-    if (!used.insert(name).second) throw InvalidArgument(formatted("named_parameters: the name '{}' is given twice", name));
-  for (const auto& named : unique_parameters(names)) names_[named.second.unsafeGetTensorImpl()] = named;
+    if (!used.insert(name).second)
+      throw InvalidArgument(formatted("named_parameters: the name '{}' is given twice", name));
+  for (const auto& named : unique_parameters(names))
+    names_[named.second.unsafeGetTensorImpl()] = named;
   for (std::size_t g = 0; g < mine_->size() && !names.empty(); ++g) {
     const auto& group = (*mine_)[g].params();
     for (std::size_t p = 0; p < group.size(); ++p)
       if (!names_.contains(group[p].unsafeGetTensorImpl()))
         throw InvalidArgument(
-            formatted("named_parameters: parameter {} of group {} (shape {}) has no name", p, g, to_string(Shape(group[p].sizes().vec()))));
+            formatted("named_parameters: parameter {} of group {} (shape {}) has no name", p, g,
+                      to_string(Shape(group[p].sizes().vec()))));
   }
   parameters_ = newcomers(*mine_);
   for (std::size_t g = 0; g < mine_->size(); ++g) {
@@ -61,16 +66,20 @@ std::uint64_t SharedGroups::digest_of_options() const {
 SharedGroups::Words SharedGroups::words_of_options() const {
   Words all;
   for (std::size_t g = 0; g < std::min(agreed_, options_.size()); ++g)
-    for (const auto& [name, value] : options_[g].words()) all.emplace_back(formatted("option {} of group {}", name, g), value);
+    for (const auto& [name, value] : options_[g].words())
+      all.emplace_back(formatted("option {} of group {}", name, g), value);
   return all;
 }
 
 bool SharedGroups::differs(const Groups& groups) const {
   return !std::equal(groups.begin(), groups.end(), groups_.begin(), groups_.end(),
-                     [](const OptimizerParamGroup& group, const std::vector<at::Tensor>& before) { return same(group.params(), before); });
+                     [](const OptimizerParamGroup& group, const std::vector<at::Tensor>& before) {
+                       return same(group.params(), before);
+                     });
 }
 
-/// Returns the parameters that are not among `parameters_`, each once. A parameter may be in one group several times, but not in two.
+/// Returns the parameters that are not among `parameters_`, each once. A parameter may be in one
+/// group several times, but not in two.
 SharedGroups::Named SharedGroups::newcomers(const Groups& groups) const {
   std::unordered_map<const void*, std::size_t> group_of;
   std::set<const void*> known;
@@ -81,12 +90,15 @@ SharedGroups::Named SharedGroups::newcomers(const Groups& groups) const {
       const at::Tensor& parameter = groups[g].params()[p];
       const void* key = parameter.unsafeGetTensorImpl();
       const auto given = names_.find(key);
-      const std::string name = given != names_.end() ? given->second.first : formatted("parameter.{}.{}", g, p);
+      const std::string name =
+          given != names_.end() ? given->second.first : formatted("parameter.{}.{}", g, p);
       const auto [before, is_first] = group_of.emplace(key, g);
       if (before->second != g)
-        throw InvalidArgument(
-            formatted("parameter '{}' is in two groups of the optimizer, {} and {}; leave it in one", name, before->second, g));
-      if (!known.contains(key) && (is_first || given == names_.end())) found.emplace_back(name, parameter);
+        throw InvalidArgument(formatted(
+            "parameter '{}' is in two groups of the optimizer, {} and {}; leave it in one", name,
+            before->second, g));
+      if (!known.contains(key) && (is_first || given == names_.end()))
+        found.emplace_back(name, parameter);
     }
   }
   return unique_parameters(found);
@@ -117,15 +129,16 @@ bool SharedGroups::reconcile() {
         !std::equal(mine_->begin(), mine_->end(), theirs.begin(), theirs.end(),
                     [](const auto& a, const auto& b) { return same(a.params(), b.params()); }))
       throw InvalidArgument(
-          "the groups of the DistributedOptimizer and of the optimizer that it wraps have been changed in different ways; change those of "
-          "one of them, the other follows");
+          "the groups of the DistributedOptimizer and of the optimizer that it wraps have been "
+          "changed in different ways; change those of one of them, the other follows");
     Named found = newcomers(mine_changed ? *mine_ : theirs);
     if (dynamic_cast<const torch::optim::Adagrad*>(&wrapped_) != nullptr)
       for (const auto& [name, parameter] : found)
         if (wrapped_.state().count(parameter.unsafeGetTensorImpl()) == 0)
           throw InvalidArgument(
-              formatted("parameter '{}' has been added to an Adagrad, which makes the state of its parameters when it is "
-                        "constructed, so that this one has none; construct the Adagrad anew",
+              formatted("parameter '{}' has been added to an Adagrad, which makes the state of its "
+                        "parameters when it is constructed, so that this one has none; construct "
+                        "the Adagrad anew",
                         name));
     mine_changed ? copy(*mine_, theirs) : copy(theirs, *mine_);
     parameters_.insert(parameters_.end(), found.begin(), found.end());
@@ -137,7 +150,8 @@ bool SharedGroups::reconcile() {
       options_.emplace_back((*mine_)[g], theirs[g]);
     }
   }
-  for (std::size_t g = 0; g < options_.size(); ++g) options_[g].reconcile((*mine_)[g], theirs[g], g);
+  for (std::size_t g = 0; g < options_.size(); ++g)
+    options_[g].reconcile((*mine_)[g], theirs[g], g);
   return changed;
 }
 
@@ -148,7 +162,8 @@ void SharedGroups::forget_from(std::size_t first) {
 
 void SharedGroups::take_options() {
   // As if the wrapper's had not been touched, and all of the wrapped one's had.
-  for (std::size_t g = 0; g < options_.size(); ++g) options_[g].take((*mine_)[g], wrapped_.param_groups()[g]);
+  for (std::size_t g = 0; g < options_.size(); ++g)
+    options_[g].take((*mine_)[g], wrapped_.param_groups()[g]);
 }
 
 }  // namespace hvd::detail

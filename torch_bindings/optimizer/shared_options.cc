@@ -49,10 +49,13 @@ struct Types {
     static_cast<void>((typed_equal<Options>(a, b, result) || ...));
     return result;
   }
-  static bool assign(OptimizerOptions& to, const OptimizerOptions& from) { return (typed_assign<Options>(to, from) || ...); }
+  static bool assign(OptimizerOptions& to, const OptimizerOptions& from) {
+    return (typed_assign<Options>(to, from) || ...);
+  }
 };
-using Known = Types<torch::optim::SGDOptions, torch::optim::AdamOptions, torch::optim::AdamWOptions, torch::optim::RMSpropOptions,
-                    torch::optim::AdagradOptions, torch::optim::LBFGSOptions>;
+using Known =
+    Types<torch::optim::SGDOptions, torch::optim::AdamOptions, torch::optim::AdamWOptions,
+          torch::optim::RMSpropOptions, torch::optim::AdagradOptions, torch::optim::LBFGSOptions>;
 
 using Words = std::vector<std::pair<std::string, std::string>>;
 
@@ -68,54 +71,64 @@ bool describe_as(const OptimizerOptions& options, const Describe& describe) {
 Words fields_of(const OptimizerOptions& options) {
   namespace optim = torch::optim;
   Words words;
-  const auto number = [&words](const char* name, double value) { words.emplace_back(name, formatted("{}", value)); };
-  const auto flag = [&words](const char* name, bool value) { words.emplace_back(name, value ? "true" : "false"); };
+  const auto number = [&words](const char* name, double value) {
+    words.emplace_back(name, formatted("{}", value));
+  };
+  const auto flag = [&words](const char* name, bool value) {
+    words.emplace_back(name, value ? "true" : "false");
+  };
   const auto adam = [&](const auto& known) {
     number("lr", known.lr());
-    words.emplace_back("betas", formatted("({}, {})", std::get<0>(known.betas()), std::get<1>(known.betas())));
+    words.emplace_back(
+        "betas", formatted("({}, {})", std::get<0>(known.betas()), std::get<1>(known.betas())));
     number("eps", known.eps());
     number("weight_decay", known.weight_decay());
     flag("amsgrad", known.amsgrad());
   };
-  static_cast<void>(describe_as<optim::SGDOptions>(options,
-                                                   [&](const auto& known) {
-                                                     number("lr", known.lr());
-                                                     number("momentum", known.momentum());
-                                                     number("dampening", known.dampening());
-                                                     number("weight_decay", known.weight_decay());
-                                                     flag("nesterov", known.nesterov());
-                                                   }) ||
-                    describe_as<optim::AdamOptions>(options, adam) || describe_as<optim::AdamWOptions>(options, adam) ||
-                    describe_as<optim::RMSpropOptions>(options,
-                                                       [&](const auto& known) {
-                                                         number("lr", known.lr());
-                                                         number("alpha", known.alpha());
-                                                         number("eps", known.eps());
-                                                         number("weight_decay", known.weight_decay());
-                                                         number("momentum", known.momentum());
-                                                         flag("centered", known.centered());
-                                                       }) ||
-                    describe_as<optim::AdagradOptions>(options,
-                                                       [&](const auto& known) {
-                                                         number("lr", known.lr());
-                                                         number("lr_decay", known.lr_decay());
-                                                         number("weight_decay", known.weight_decay());
-                                                         number("initial_accumulator_value", known.initial_accumulator_value());
-                                                         number("eps", known.eps());
-                                                       }) ||
-                    describe_as<optim::LBFGSOptions>(options, [&](const auto& known) {
-                      number("lr", known.lr());
-                      number("max_iter", static_cast<double>(known.max_iter()));
-                      number("max_eval", static_cast<double>(known.max_eval().value_or(-1)));
-                      number("tolerance_grad", known.tolerance_grad());
-                      number("tolerance_change", known.tolerance_change());
-                      number("history_size", static_cast<double>(known.history_size()));
-                      words.emplace_back("line_search_fn", known.line_search_fn().value_or("none"));
-                    }));
+  static_cast<void>(
+      describe_as<optim::SGDOptions>(options,
+                                     [&](const auto& known) {
+                                       number("lr", known.lr());
+                                       number("momentum", known.momentum());
+                                       number("dampening", known.dampening());
+                                       number("weight_decay", known.weight_decay());
+                                       flag("nesterov", known.nesterov());
+                                     }) ||
+      describe_as<optim::AdamOptions>(options, adam) ||
+      describe_as<optim::AdamWOptions>(options, adam) ||
+      describe_as<optim::RMSpropOptions>(options,
+                                         [&](const auto& known) {
+                                           number("lr", known.lr());
+                                           number("alpha", known.alpha());
+                                           number("eps", known.eps());
+                                           number("weight_decay", known.weight_decay());
+                                           number("momentum", known.momentum());
+                                           flag("centered", known.centered());
+                                         }) ||
+      describe_as<optim::AdagradOptions>(options,
+                                         [&](const auto& known) {
+                                           number("lr", known.lr());
+                                           number("lr_decay", known.lr_decay());
+                                           number("weight_decay", known.weight_decay());
+                                           number("initial_accumulator_value",
+                                                  known.initial_accumulator_value());
+                                           number("eps", known.eps());
+                                         }) ||
+      describe_as<optim::LBFGSOptions>(options, [&](const auto& known) {
+        number("lr", known.lr());
+        number("max_iter", static_cast<double>(known.max_iter()));
+        number("max_eval", static_cast<double>(known.max_eval().value_or(-1)));
+        number("tolerance_grad", known.tolerance_grad());
+        number("tolerance_change", known.tolerance_change());
+        number("history_size", static_cast<double>(known.history_size()));
+        words.emplace_back("line_search_fn", known.line_search_fn().value_or("none"));
+      }));
   return words;
 }
 
-bool is_known(const OptimizerOptions& options) { return Known::equal(options, options).has_value(); }
+bool is_known(const OptimizerOptions& options) {
+  return Known::equal(options, options).has_value();
+}
 
 std::string written(const OptimizerOptions& options) {
   torch::serialize::OutputArchive archive;
@@ -123,7 +136,8 @@ std::string written(const OptimizerOptions& options) {
   return text_of(archive);
 }
 
-/// Returns whether the type overrides both forms of serialize(): tried once for each type, on a copy.
+/// Returns whether the type overrides both forms of serialize(): tried once for each type, on a
+/// copy.
 bool is_serializable(const OptimizerOptions& options) {
   static std::mutex mutex;
   static std::map<std::type_index, bool> tried;
@@ -151,7 +165,9 @@ Words words_of(const OptimizerOptions& options) {
   Words words = fields_of(options);
   if (!words.empty()) return words;
   if (const auto rate = rate_of(options)) words.emplace_back("lr", formatted("{}", *rate));
-  if (is_serializable(options)) words.emplace_back("digest of what serialize() writes", formatted("{:016x}", digest_of(written(options))));
+  if (is_serializable(options))
+    words.emplace_back("digest of what serialize() writes",
+                       formatted("{:016x}", digest_of(written(options))));
   return words;
 }
 
@@ -163,7 +179,8 @@ SharedOptions::SharedOptions(const OptimizerParamGroup& mine, const OptimizerPar
 SharedOptions::Seen SharedOptions::look(const OptimizerOptions& options) {
   Seen seen;
   seen.options = options.clone();
-  for (const auto& [name, value] : words_of(options)) seen.digest = digest_of(value, digest_of(name, seen.digest));
+  for (const auto& [name, value] : words_of(options))
+    seen.digest = digest_of(value, digest_of(name, seen.digest));
   if (is_known(options)) return seen;
   if (is_serializable(options)) {
     seen.text = written(options);
@@ -173,7 +190,9 @@ SharedOptions::Seen SharedOptions::look(const OptimizerOptions& options) {
   return seen;
 }
 
-std::vector<std::pair<std::string, std::string>> SharedOptions::words() const { return words_of(*mine_.options); }
+std::vector<std::pair<std::string, std::string>> SharedOptions::words() const {
+  return words_of(*mine_.options);
+}
 
 bool SharedOptions::has_changed(const Seen& before, const OptimizerOptions& now) {
   if (const auto equal = Known::equal(*before.options, now)) return !*equal;
@@ -184,7 +203,8 @@ bool SharedOptions::has_changed(const Seen& before, const OptimizerOptions& now)
   return place != before.place || bytes != before.bytes;
 }
 
-void SharedOptions::hand_over(const Seen& before, OptimizerParamGroup& from, OptimizerParamGroup& to) {
+void SharedOptions::hand_over(const Seen& before, OptimizerParamGroup& from,
+                              OptimizerParamGroup& to) {
   OptimizerOptions& source = from.options();
   OptimizerOptions& target = to.options();
   if (Known::assign(target, source)) return;
@@ -202,26 +222,33 @@ void SharedOptions::hand_over(const Seen& before, OptimizerParamGroup& from, Opt
     }
   }
   struct Group : OptimizerParamGroup {
-    static std::unique_ptr<OptimizerOptions> take_options(OptimizerParamGroup& group) { return std::move(group.*(&Group::options_)); }
+    static std::unique_ptr<OptimizerOptions> take_options(OptimizerParamGroup& group) {
+      return std::move(group.*(&Group::options_));
+    }
   };
   retired_[retired_.front() ? 1 : 0] = Group::take_options(to);
   to.set_options(source.clone());
 }
 
 /// Both have been changed.
-void SharedOptions::refuse_difference(const OptimizerOptions& mine, const OptimizerOptions& theirs, std::size_t group) {
+void SharedOptions::refuse_difference(const OptimizerOptions& mine, const OptimizerOptions& theirs,
+                                      std::size_t group) {
   const Words ours = words_of(mine), others = words_of(theirs);
   std::string said;
   for (std::size_t i = 0; i < std::min(ours.size(), others.size()); ++i)
     if (ours[i] != others[i])
-      said += formatted("{}option {} of group {} is {} in the optimizer and {} in the one that is around it", said.empty() ? "" : ", ",
-                        others[i].first, group, others[i].second, ours[i].second);
+      said += formatted(
+          "{}option {} of group {} is {} in the optimizer and {} in the one that is around it",
+          said.empty() ? "" : ", ", others[i].first, group, others[i].second, ours[i].second);
   if (!said.empty())
     throw InvalidArgument(
-        formatted("{}: both have been changed since the last step; make all changes, and all schedulers, on one of the two", said));
+        formatted("{}: both have been changed since the last step; make all changes, and all "
+                  "schedulers, on one of the two",
+                  said));
 }
 
-void SharedOptions::reconcile(OptimizerParamGroup& mine, OptimizerParamGroup& theirs, std::size_t group) {
+void SharedOptions::reconcile(OptimizerParamGroup& mine, OptimizerParamGroup& theirs,
+                              std::size_t group) {
   const bool is_theirs_changed = has_changed(theirs_, theirs.options());
   if (has_changed(mine_, mine.options())) {
     if (is_theirs_changed) refuse_difference(mine.options(), theirs.options(), group);

@@ -10,7 +10,8 @@
 
 namespace hvd::detail {
 
-std::vector<std::pair<std::string, at::Tensor>> unique_parameters(const std::vector<std::pair<std::string, at::Tensor>>& named) {
+std::vector<std::pair<std::string, at::Tensor>> unique_parameters(
+    const std::vector<std::pair<std::string, at::Tensor>>& named) {
   std::unordered_map<const void*, std::set<std::string>> names;
   for (const auto& [name, tensor] : named)
     if (tensor.defined()) names[tensor.unsafeGetTensorImpl()].insert(name);
@@ -26,7 +27,8 @@ std::vector<std::pair<std::string, at::Tensor>> unique_parameters(const std::vec
   return unique;
 }
 
-RepeatedParameters::RepeatedParameters(torch::optim::Optimizer& optimizer, Places places) : optimizer_(optimizer) {
+RepeatedParameters::RepeatedParameters(torch::optim::Optimizer& optimizer, Places places)
+    : optimizer_(optimizer) {
   std::vector<std::vector<at::Tensor>> once;
   std::set<const void*> seen;
   bool repeated = false;
@@ -44,11 +46,13 @@ RepeatedParameters::RepeatedParameters(torch::optim::Optimizer& optimizer, Place
     }
   }
   if (!repeated) return;
-  for (std::size_t g = 0; g < once.size(); ++g) groups_.push_back(std::exchange(optimizer.param_groups()[g].params(), std::move(once[g])));
+  for (std::size_t g = 0; g < once.size(); ++g)
+    groups_.push_back(std::exchange(optimizer.param_groups()[g].params(), std::move(once[g])));
 }
 
 RepeatedParameters::~RepeatedParameters() {
-  for (std::size_t g = 0; g < groups_.size(); ++g) optimizer_.param_groups()[g].params() = std::move(groups_[g]);
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    optimizer_.param_groups()[g].params() = std::move(groups_[g]);
   for (const auto& tensor : instead_) optimizer_.state().erase(tensor.unsafeGetTensorImpl());
 }
 

@@ -1,11 +1,13 @@
 #pragma once
-/// ReplicaComparer compares between the ranks of a set what should be equal on all of them: names, shapes and values of parameters, and the
-/// options of an optimizer's groups. With each round of gradients every rank says digests of them (hvd/base/digest.h), 32 bytes in a place
-/// of its own of a small sum, which travels beside the gradients; so all ranks see what all have said, ranks that have joined count as
-/// absent, and all throw or none does. Of the values each round compares the next 256 KiB, in the order of the parameters: as many rounds
-/// as there are such pieces are one turn. The first round compares all of them, and so does the one after a difference.
-/// Values on a GPU are copied to the host while the next step runs, and compared a round later; where all are compared, at once.
-/// Thread: the reducer's. Holds the parameters.
+/// ReplicaComparer compares between the ranks of a set what should be equal on all of them: names,
+/// shapes and values of parameters, and the options of an optimizer's groups. With each round of
+/// gradients every rank says digests of them (hvd/base/digest.h), 32 bytes in a place of its own of
+/// a small sum, which travels beside the gradients; so all ranks see what all have said, ranks that
+/// have joined count as absent, and all throw or none does. Of the values each round compares the
+/// next 256 KiB, in the order of the parameters: as many rounds as there are such pieces are one
+/// turn. The first round compares all of them, and so does the one after a difference. Values on a
+/// GPU are copied to the host while the next step runs, and compared a round later; where all are
+/// compared, at once. Thread: the reducer's. Holds the parameters.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
@@ -28,7 +30,8 @@ namespace detail {
 inline constexpr const char* kAreNotEqual = "s are not equal";
 inline constexpr const char* kParametersDiffer = "parameters are not equal";
 
-/// Ranks have other tensors, or in another order: nothing else that they compare fits then, gradients included.
+/// Ranks have other tensors, or in another order: nothing else that they compare fits then,
+/// gradients included.
 class OtherTensors : public Mismatch {
  public:
   using Mismatch::Mismatch;
@@ -47,29 +50,34 @@ class ReplicaComparer {
     std::function<std::vector<std::pair<std::string, std::string>>()> words;
   };
 
-  /// `name` tells the guards of a process apart, equally on all ranks; `kind` is what messages call a tensor.
+  /// `name` tells the guards of a process apart, equally on all ranks; `kind` is what messages call
+  /// a tensor.
   ReplicaComparer(std::string name, ProcessSet process_set, std::string kind = "parameter");
 
-  /// Compares `tensors` from the next round on, all of them in the first, unless they are those that it compares already.
+  /// Compares `tensors` from the next round on, all of them in the first, unless they are those
+  /// that it compares already.
   void watch(const Named& tensors);
   /// Compares `terms` as well, in the same rounds.
   void watch(Terms terms) { terms_ = std::move(terms); }
 
-  /// Begins a round: says this rank's digests. All ranks begin the same rounds, each where nothing changes its parameters. Does nothing
-  /// in a world of one, and where there are no tensors. Where Config::replica_guard is Off, the first round compares names and shapes, as
-  /// gradients go by name, and that is all.
+  /// Begins a round: says this rank's digests. All ranks begin the same rounds, each where nothing
+  /// changes its parameters. Does nothing in a world of one, and where there are no tensors. Where
+  /// Config::replica_guard is Off, the first round compares names and shapes, as gradients go by
+  /// name, and that is all.
   void begin_round();
-  /// Ends the round that was begun, if one was. Throws Mismatch, on all ranks, where they differ: it names what differs, the step and the
-  /// ranks. It is an OtherTensors where names, shapes or order differ.
+  /// Ends the round that was begun, if one was. Throws Mismatch, on all ranks, where they differ:
+  /// it names what differs, the step and the ranks. It is an OtherTensors where names, shapes or
+  /// order differ.
   void end_round();
-  /// Compares all, now, whatever Config::replica_guard says. Collective; throws as end_round() does.
+  /// Compares all, now, whatever Config::replica_guard says. Collective; throws as end_round()
+  /// does.
   void check();
   /// Counts a step, for what is said of it.
   void note_step() { ++steps_; }
 
  private:
-  /// The statement of a rank in a round, which all must have alike. All is 0 where it has joined; `round` is 1 for one that compares all
-  /// values, else the number of its slice and 2.
+  /// The statement of a rank in a round, which all must have alike. All is 0 where it has joined;
+  /// `round` is 1 for one that compares all values, else the number of its slice and 2.
   struct Said {
     std::int64_t round = 0, layout = 0, terms = 0, values = 0;
   };
@@ -103,9 +111,10 @@ class ReplicaComparer {
   std::uint64_t steps_ = 0;
   std::uint64_t slices_ = 0;  ///< compared so far
   bool all_next_ = true;
-  std::vector<Staged> staged_;               ///< for the next round
-  std::vector<Piece> compared_;              ///< in this round
-  std::shared_ptr<std::vector<Said>> said_;  ///< of each rank of the set: the sum in which each has a place
+  std::vector<Staged> staged_;   ///< for the next round
+  std::vector<Piece> compared_;  ///< in this round
+  std::shared_ptr<std::vector<Said>>
+      said_;  ///< of each rank of the set: the sum in which each has a place
   std::shared_ptr<HandleState> pending_;
 };
 

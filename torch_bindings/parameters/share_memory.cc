@@ -16,7 +16,9 @@ std::size_t detail::move_to_shared_memory(const std::vector<at::Tensor>& tensors
   std::unordered_set<const void*> known;
   std::size_t bytes = 0;
   for (const auto& tensor : tensors) {
-    if (!tensor.defined() || !has_memory_of_its_own(tensor) || !known.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    if (!tensor.defined() || !has_memory_of_its_own(tensor) ||
+        !known.insert(tensor.unsafeGetTensorImpl()).second)
+      continue;
     moving.push_back(tensor);
     bytes += aligned_to_member(tensor.nbytes());
   }

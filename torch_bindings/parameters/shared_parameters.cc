@@ -53,26 +53,33 @@ void count_resident(const at::Tensor& parameter, int change) {
 /// Returns why a tensor cannot lie in shared memory; null if it can.
 const char* misfit(const at::Tensor& parameter) {
   if (!parameter.is_cpu()) return "is not in the host's memory";
-  if (!parameter.is_non_overlapping_and_dense()) return "has elements that share memory, or gaps between them";
+  if (!parameter.is_non_overlapping_and_dense())
+    return "has elements that share memory, or gaps between them";
   if (parameter.storage().nbytes() != parameter.nbytes()) return "is a view of a larger tensor";
   return nullptr;
 }
 
 bool is_like(const at::Tensor& parameter, const at::Tensor& home) {
-  return parameter.scalar_type() == home.scalar_type() && parameter.sizes() == home.sizes() && parameter.strides() == home.strides();
+  return parameter.scalar_type() == home.scalar_type() && parameter.sizes() == home.sizes() &&
+         parameter.strides() == home.strides();
 }
 
 /// Returns a digest of the values: equal where they are, and at least 0.
 std::int64_t digest(std::string_view name, const at::Tensor& parameter) {
-  const std::string_view values(static_cast<const char*>(parameter.const_data_ptr()), parameter.nbytes());
-  return static_cast<std::int64_t>((std::hash<std::string_view>{}(name)*31 + std::hash<std::string_view>{}(values)) >> 2);
+  const std::string_view values(static_cast<const char*>(parameter.const_data_ptr()),
+                                parameter.nbytes());
+  return static_cast<std::int64_t>(
+      (std::hash<std::string_view>{}(name)*31 + std::hash<std::string_view>{}(values)) >> 2);
 }
 
-std::uint32_t version_of(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->version_counter().current_version(); }
+std::uint32_t version_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+}
 
 }  // namespace
 
-SharedParameters::SharedParameters(const ProcessSet& process_set, std::string name) : process_set_(process_set), name_(std::move(name)) {
+SharedParameters::SharedParameters(const ProcessSet& process_set, std::string name)
+    : process_set_(process_set), name_(std::move(name)) {
   const auto running = engine();
   const Topology& topology = running->topology();
   const std::vector<int> ranks = process_set_.ranks();
@@ -82,17 +89,23 @@ SharedParameters::SharedParameters(const ProcessSet& process_set, std::string na
   for (const auto& [host, members] : by_host) {
     if (members.size() != owners_.size())
       throw InvalidArgument(
-          formatted("share_parameters: host {} has {} ranks of the optimizer's process set, host {} has {}; all need as many",
+          formatted("share_parameters: host {} has {} ranks of the optimizer's process set, host "
+                    "{} has {}; all need as many",
                     topology.host_of(ranks.front()), owners_.size(), host, members.size()));
-    const auto domain = [&](int rank) { return topology.domain_of_rank[static_cast<std::size_t>(rank)]; };
-    if (std::any_of(members.begin(), members.end(), [&](int rank) { return domain(rank) != domain(members.front()); }))
+    const auto domain = [&](int rank) {
+      return topology.domain_of_rank[static_cast<std::size_t>(rank)];
+    };
+    if (std::any_of(members.begin(), members.end(),
+                    [&](int rank) { return domain(rank) != domain(members.front()); }))
       throw InvalidArgument(
-          "share_parameters: ranks of one host do not share memory (HVD_SHARED_MEMORY, or containers of their own), so there cannot be one "
-          "copy of the parameters; use shard_optimizer_state");
+          "share_parameters: ranks of one host do not share memory (HVD_SHARED_MEMORY, or "
+          "containers of their own), so there cannot be one copy of the parameters; use "
+          "shard_optimizer_state");
   }
   const auto& here = by_host.at(topology.host_of(topology.rank));
   maker_ = here.front();
-  self_ = static_cast<std::size_t>(std::find(here.begin(), here.end(), topology.rank) - here.begin());
+  self_ =
+      static_cast<std::size_t>(std::find(here.begin(), here.end(), topology.rank) - here.begin());
   forgiven_ = times_written_alike.load();
 }
 
@@ -108,12 +121,14 @@ void SharedParameters::add(std::span<const Named> parameters) {
   for (const auto& [name, parameter] : parameters) {
     if (const char* const why = misfit(parameter))
       throw InvalidArgument(
-          formatted("share_parameters: parameter '{}' {}, so that the ranks of a host cannot have one copy of it", name, why));
+          formatted("share_parameters: parameter '{}' {}, so that the ranks of a host cannot have "
+                    "one copy of it",
+                    name, why));
     for (const auto& other : slots_)
       if (parameter.numel() > 0 && other.parameter.const_data_ptr() == parameter.const_data_ptr())
         throw InvalidArgument(
-            formatted("share_parameters: parameters '{}' and '{}' are different tensors with the same memory; register one "
-                      "tensor twice instead",
+            formatted("share_parameters: parameters '{}' and '{}' are different tensors with the "
+                      "same memory; register one tensor twice instead",
                       other.name, name));
     slots_.push_back({name, parameter, {}, 0});
   }
@@ -146,16 +161,18 @@ std::uint64_t SharedParameters::writes_alike() { return times_written_alike.load
 
 /// Returns what forbids an update on this rank; empty if nothing does.
 std::string SharedParameters::why_not() {
-  const bool forgive = std::exchange(forgiven_, times_written_alike.load()) != times_written_alike.load();
+  const bool forgive =
+      std::exchange(forgiven_, times_written_alike.load()) != times_written_alike.load();
   std::string written;  // the first that was
   for (auto& slot : slots_) {
     if (const char* const why = misfit(slot.parameter))
-      return formatted("parameter '{}' {}, which does not go with share_parameters", slot.name, why);
+      return formatted("parameter '{}' {}, which does not go with share_parameters", slot.name,
+                       why);
     if (!slot.home.defined()) continue;
     if (!is_like(slot.parameter, slot.home))
       return formatted(
-          "parameter '{}' has another type, shape or layout than when its optimizer was wrapped with share_parameters; change the "
-          "model first and wrap the optimizer then",
+          "parameter '{}' has another type, shape or layout than when its optimizer was wrapped "
+          "with share_parameters; change the model first and wrap the optimizer then",
           slot.name);
     if (forgive || !slot.is_at_home()) continue;
     const std::uint32_t version = std::exchange(slot.version, version_of(slot.parameter));
@@ -164,9 +181,9 @@ std::string SharedParameters::why_not() {
   }
   if (written.empty()) return {};
   return formatted(
-      "parameter '{}' was written since the last step, but with share_parameters all ranks of a host have one copy of it: write it on one "
-      "of "
-      "them, between write_parameters() of the optimizer and the end of what that returns",
+      "parameter '{}' was written since the last step, but with share_parameters all ranks of a "
+      "host have one copy of it: write it on one of them, between write_parameters() of the "
+      "optimizer and the end of what that returns",
       written);
 }
 
@@ -183,12 +200,15 @@ bool SharedParameters::begin_update(const std::string& refusal) {
   const std::string mine = refusal.empty() ? why_not() : refusal;
   const std::vector<Slot*> moving = mine.empty() ? away() : std::vector<Slot*>{};
   std::int64_t values = 0;
-  for (const Slot* slot : moving) values = (values * 31 + digest(slot->name, slot->parameter)) >> 1 & 0x3FFFFFFFFFFFFFFF;
+  for (const Slot* slot : moving)
+    values = (values * 31 + digest(slot->name, slot->parameter)) >> 1 & 0x3FFFFFFFFFFFFFFF;
   const auto count = static_cast<std::int64_t>(moving.size());
-  const at::Tensor words = torch::tensor({std::int64_t{mine.empty() ? 0 : 1}, count, -count, values, -values}, at::kLong);
+  const at::Tensor words = torch::tensor(
+      {std::int64_t{mine.empty() ? 0 : 1}, count, -count, values, -values}, at::kLong);
   allreduce_(words, {.name = name_ + "/update", .op = ReduceOp::Max, .process_set = process_set_});
   const auto* const word = words.const_data_ptr<std::int64_t>();
-  if (word[0] != 0) refuse(mine.empty() ? "" : formatted("; rank {} has made no step: {}", rank(), mine));
+  if (word[0] != 0)
+    refuse(mine.empty() ? "" : formatted("; rank {} has made no step: {}", rank(), mine));
   if (word[1] != -word[2] || word[3] != -word[4]) refuse_different();
   if (moving.empty()) return false;
   bring_home(moving);
@@ -200,7 +220,10 @@ void SharedParameters::end_update(const std::string& failure) {
   allreduce_(words, {.name = name_ + "/updated", .op = ReduceOp::Max, .process_set = process_set_});
   note();
   if (words.item<std::int64_t>() != 0)
-    refuse(failure.empty() ? "" : formatted("; rank {} failed while it updated its share of the parameters: {}", rank(), failure));
+    refuse(failure.empty()
+               ? ""
+               : formatted("; rank {} failed while it updated its share of the parameters: {}",
+                           rank(), failure));
 }
 
 void SharedParameters::note() {
@@ -218,18 +241,25 @@ std::size_t SharedParameters::digest_of_part(const at::Tensor& home) const {
 }
 
 void SharedParameters::refuse(const std::string& mine) const {
-  throw Mismatch(formatted("{}: share_parameters{}", name_, detail::said_by_all(mine, name_ + "/refused", process_set_)));
+  throw Mismatch(formatted("{}: share_parameters{}", name_,
+                           detail::said_by_all(mine, name_ + "/refused", process_set_)));
 }
 
 /// Throws what tells the parameters' values apart.
 void SharedParameters::refuse_different() const {
   detail::Statements statements;
   for (const auto& slot : slots_)
-    statements.emplace_back(slot.name, slot.is_at_home() ? std::string("where it was")
-                                                         : formatted("values of checksum {:x}", digest(slot.name, slot.parameter)));
-  detail::agree_on("share_parameters, where all ranks must begin with the same parameters (call broadcast_parameters first)", statements,
-                   process_set_);
-  throw Mismatch(formatted("{}: share_parameters: the ranks' parameters differ; call broadcast_parameters first", name_));
+    statements.emplace_back(
+        slot.name, slot.is_at_home()
+                       ? std::string("where it was")
+                       : formatted("values of checksum {:x}", digest(slot.name, slot.parameter)));
+  detail::agree_on(
+      "share_parameters, where all ranks must begin with the same parameters (call "
+      "broadcast_parameters first)",
+      statements, process_set_);
+  throw Mismatch(formatted(
+      "{}: share_parameters: the ranks' parameters differ; call broadcast_parameters first",
+      name_));
 }
 
 void SharedParameters::bring_home(const std::vector<Slot*>& slots) {
@@ -243,7 +273,8 @@ void SharedParameters::bring_home(const std::vector<Slot*>& slots) {
   const auto give_homes = [&] {
     for (Slot* slot : slots) {
       if (slot->home.defined()) continue;
-      slot->home = detail::view_of(memory.data, offset, slot->parameter, slot->parameter.scalar_type());
+      slot->home =
+          detail::view_of(memory.data, offset, slot->parameter, slot->parameter.scalar_type());
       offset += aligned_to_member(slot->parameter.nbytes());
       count_resident(slot->parameter, 1);
     }
@@ -251,21 +282,26 @@ void SharedParameters::bring_home(const std::vector<Slot*>& slots) {
   if (memory.data) give_homes();
   if (makes && (memory.data || bytes == 0))
     for (Slot* slot : slots) slot->home.copy_(slot->parameter);
-  const at::Tensor place = torch::tensor({memory.data ? static_cast<std::int64_t>(memory.place) : std::int64_t{-1}}, at::kLong);
-  const at::Tensor places = allgather(place, {.name = name_ + "/place", .process_set = process_set_});
+  const at::Tensor place = torch::tensor(
+      {memory.data ? static_cast<std::int64_t>(memory.place) : std::int64_t{-1}}, at::kLong);
+  const at::Tensor places =
+      allgather(place, {.name = name_ + "/place", .process_set = process_set_});
   const std::vector<int> ranks = process_set_.ranks();
   const auto running = engine();
   const Topology& topology = running->topology();
   for (std::size_t i = 0; bytes > 0 && i < ranks.size(); ++i) {
-    const auto first =
-        std::find_if(ranks.begin(), ranks.end(), [&](int other) { return topology.host_of(other) == topology.host_of(ranks[i]); });
+    const auto first = std::find_if(ranks.begin(), ranks.end(), [&](int other) {
+      return topology.host_of(other) == topology.host_of(ranks[i]);
+    });
     if (*first == ranks[i] && places[static_cast<std::int64_t>(i)].item<std::int64_t>() < 0)
       throw InvalidArgument(
-          formatted("share_parameters: rank {} has no room for {} bytes of parameters in memory that its host's ranks share; "
-                    "raise HVD_ARENA_BYTES",
+          formatted("share_parameters: rank {} has no room for {} bytes of parameters in memory "
+                    "that its host's ranks share; raise HVD_ARENA_BYTES",
                     ranks[i], bytes));
     if (!makes && ranks[i] == maker_)
-      memory.data = open_host_memory(maker_, static_cast<std::uint64_t>(places[static_cast<std::int64_t>(i)].item<std::int64_t>()));
+      memory.data = open_host_memory(
+          maker_,
+          static_cast<std::uint64_t>(places[static_cast<std::int64_t>(i)].item<std::int64_t>()));
   }
   if (!makes && bytes > 0) give_homes();
   for (Slot* slot : slots) slot->parameter.set_data(slot->home);

@@ -1,11 +1,14 @@
 #pragma once
-/// One copy of an optimizer's parameters per host, in memory that its ranks share: each rank updates a share of it in place, and nothing
-/// has to be sent afterwards. An update lies between two agreements of all ranks of the set: at the first, all have done with the old
-/// values; at the second, all new ones are there. Each of them says on all ranks what is wrong on one. Who writes otherwise is found out by
-/// the parameters' version counters, and, as `.data()` has none, by a digest of their values, of which each rank looks at its part.
-/// Parameters come into that memory at the first update, and again when they have got other memory since (torch::load), if all ranks have
-/// the same values then; else that is a Mismatch. At the end each rank keeps a copy of its own. On several hosts, each has a copy, and as
-/// many ranks of the set as the others: they all make the same update. Thread: the optimizer's. Errors: InvalidArgument for what cannot lie
+/// One copy of an optimizer's parameters per host, in memory that its ranks share: each rank
+/// updates a share of it in place, and nothing has to be sent afterwards. An update lies between
+/// two agreements of all ranks of the set: at the first, all have done with the old values; at the
+/// second, all new ones are there. Each of them says on all ranks what is wrong on one. Who writes
+/// otherwise is found out by the parameters' version counters, and, as `.data()` has none, by a
+/// digest of their values, of which each rank looks at its part. Parameters come into that memory
+/// at the first update, and again when they have got other memory since (torch::load), if all ranks
+/// have the same values then; else that is a Mismatch. At the end each rank keeps a copy of its
+/// own. On several hosts, each has a copy, and as many ranks of the set as the others: they all
+/// make the same update. Thread: the optimizer's. Errors: InvalidArgument for what cannot lie
 /// there; Mismatch on all ranks.
 
 #include <ATen/core/Tensor.h>
@@ -27,31 +30,34 @@ class SharedParameters {
  public:
   using Named = std::pair<std::string, at::Tensor>;
 
-  /// Local. Throws InvalidArgument, on all ranks, where the ranks of a host share no memory, and where hosts have different numbers of
-  /// ranks of the set.
+  /// Local. Throws InvalidArgument, on all ranks, where the ranks of a host share no memory, and
+  /// where hosts have different numbers of ranks of the set.
   SharedParameters(const ProcessSet& process_set, std::string name);
   ~SharedParameters();
   SharedParameters(const SharedParameters&) = delete;
   SharedParameters& operator=(const SharedParameters&) = delete;
 
-  /// Local. Throws InvalidArgument, naming the parameter, for one that is not in memory of the host of its own.
+  /// Local. Throws InvalidArgument, naming the parameter, for one that is not in memory of the host
+  /// of its own.
   void add(std::span<const Named> parameters);
 
-  /// Returns the ranks that update a share each, on the first host; the ranks of the other hosts do what these do, in the same order.
+  /// Returns the ranks that update a share each, on the first host; the ranks of the other hosts do
+  /// what these do, in the same order.
   [[nodiscard]] const std::vector<int>& owners() const { return owners_; }
   /// Returns which share this rank updates.
   [[nodiscard]] std::size_t self() const { return self_; }
 
-  /// Collective. With a `refusal` on any rank, all throw Mismatch with its words, and no parameter may be written. So it is if a rank has
-  /// written to parameters since the last update, if they differ, and if they cannot lie in shared memory. Returns whether some have moved.
+  /// Collective. With a `refusal` on any rank, all throw Mismatch with its words, and no parameter
+  /// may be written. So it is if a rank has written to parameters since the last update, if they
+  /// differ, and if they cannot lie in shared memory. Returns whether some have moved.
   bool begin_update(const std::string& refusal = {});
   /// Collective. With a `failure` on any rank, all throw Mismatch with its words.
   void end_update(const std::string& failure = {});
 
   /// Returns whether the parameter lies in such memory of any optimizer of this rank.
   [[nodiscard]] static bool contains(const at::Tensor& parameter);
-  /// Notes that what has just written to parameters has written the same on all ranks (a broadcast, a checkpoint): the next update
-  /// accepts it.
+  /// Notes that what has just written to parameters has written the same on all ranks (a broadcast,
+  /// a checkpoint): the next update accepts it.
   static void written_alike();
   /// Returns how often that was said.
   [[nodiscard]] static std::uint64_t writes_alike();
@@ -65,7 +71,9 @@ class SharedParameters {
     at::Tensor home;            ///< where it lies; undefined until it has come there
     std::uint32_t version = 0;  ///< of the parameter, after the last update
     std::size_t digest = 0;     ///< likewise, of this rank's part of its values
-    [[nodiscard]] bool is_at_home() const { return home.defined() && parameter.const_data_ptr() == home.const_data_ptr(); }
+    [[nodiscard]] bool is_at_home() const {
+      return home.defined() && parameter.const_data_ptr() == home.const_data_ptr();
+    }
   };
   [[nodiscard]] std::string why_not();
   [[nodiscard]] std::vector<Slot*> away();

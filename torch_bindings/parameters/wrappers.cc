@@ -17,7 +17,8 @@ namespace {
 
 struct Table {
   std::mutex mutex;
-  std::vector<std::pair<const Optimizer*, Optimizer*>> around;  ///< what is wrapped, and what is around it
+  std::vector<std::pair<const Optimizer*, Optimizer*>>
+      around;  ///< what is wrapped, and what is around it
 };
 /// Outlives every wrapper: one may end after main().
 Table& table() {
@@ -60,7 +61,9 @@ Optimizer& Wrappers::outermost(Optimizer& optimizer, const char* call) {
   }
   if (found.size() > 1)
     throw InvalidArgument(
-        formatted("{} is given an optimizer that {} DistributedOptimizers are around; give it the one that is meant", call, found.size()));
+        formatted("{} is given an optimizer that {} DistributedOptimizers are around; give it the "
+                  "one that is meant",
+                  call, found.size()));
   return found.empty() ? optimizer : *found.front();
 }
 

@@ -20,7 +20,8 @@ using c10::cuda::CUDAStream;
 
 void check(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());  // it is thrown: LibTorch's check of the next kernel must not find it once more
+  // it is thrown: LibTorch's check of the next kernel must not find it once more
+  static_cast<void>(cudaGetLastError());
   throw BackendError(formatted("{}: {}", call, cudaGetErrorString(error)));
 }
 
@@ -39,14 +40,16 @@ bool is_captured(const CUDAStream& stream) {
 void refuse_capture(const CUDAStream& stream, const std::string& what) {
   if (is_captured(stream))
     throw InvalidArgument(
-        formatted("{}: the current stream (of cuda:{}) is being captured into a CUDA graph, and what the ranks agree on anew each time "
-                  "cannot be part of one; capture the work before it and after it, and call it, and wait for it, in between",
+        formatted("{}: the current stream (of cuda:{}) is being captured into a CUDA graph, and "
+                  "what the ranks agree on anew each time cannot be part of one; capture the work "
+                  "before it and after it, and call it, and wait for it, in between",
                   what, static_cast<int>(stream.device_index())));
 }
 
 void wait(const CUDAStream& stream, const std::vector<HandleState::Completion>& completions) {
   for (const auto& completion : completions)
-    check(cudaStreamWaitEvent(stream.stream(), static_cast<cudaEvent_t>(completion.event), 0), "cudaStreamWaitEvent");
+    check(cudaStreamWaitEvent(stream.stream(), static_cast<cudaEvent_t>(completion.event), 0),
+          "cudaStreamWaitEvent");
 }
 
 class CudaPoint final : public StreamPoint {
@@ -58,11 +61,14 @@ class CudaPoint final : public StreamPoint {
     record(stream_);
   }
   ~CudaPoint() override {
-    // The last handle may go in any thread, and the call would make a context on the GPU that is current there. Nor may it throw where the
-    // process ends, as a guard would.
+    // The last handle may go in any thread, and the call would make a context on the GPU that is
+    // current there. Nor may it throw where the process ends, as a guard would.
     c10::DeviceIndex before = 0;
-    if (c10::cuda::GetDevice(&before) != cudaSuccess || c10::cuda::SetDevice(stream_.device_index()) != cudaSuccess) return;
-    auto mode = cudaStreamCaptureModeRelaxed;  // and a capture of a graph, in another thread, goes on
+    if (c10::cuda::GetDevice(&before) != cudaSuccess ||
+        c10::cuda::SetDevice(stream_.device_index()) != cudaSuccess)
+      return;
+    // and a capture of a graph, in another thread, goes on
+    auto mode = cudaStreamCaptureModeRelaxed;
     const bool relaxed = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
     static_cast<void>(cudaEventDestroy(event_));
     if (relaxed) static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
@@ -86,10 +92,12 @@ class CudaPoint final : public StreamPoint {
         }
       }
     }
-    // The user captures a graph there, since the submission: memory would be the graph's own, and the event a part of it. Another stream
-    // has a share of its own, and comes after what was queued before.
+    // The user captures a graph there, since the submission: memory would be the graph's own, and
+    // the event a part of it. Another stream has a share of its own, and comes after what was
+    // queued before.
     elsewhere_ = true;
-    const CUDAStream other = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, stream_.device_index());
+    const CUDAStream other =
+        c10::cuda::getStreamFromPool(/*isHighPriority=*/false, stream_.device_index());
     const c10::cuda::CUDAStreamGuard guard(other);
     check(cudaStreamWaitEvent(other.stream(), event_, 0), "cudaStreamWaitEvent");
     at::Tensor made = make();
@@ -97,24 +105,29 @@ class CudaPoint final : public StreamPoint {
     return made;
   }
 
-  [[nodiscard]] at::Tensor allocate_on_host(at::IntArrayRef sizes, const at::TensorOptions& options) override {
+  [[nodiscard]] at::Tensor allocate_on_host(at::IntArrayRef sizes,
+                                            const at::TensorOptions& options) override {
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
     const c10::cuda::CUDAGuard guard(stream_.device());
     return at::empty(sizes, options.device(at::kCPU).pinned_memory(true));
   }
 
-  void hand_over(const std::vector<at::Tensor>& tensors, const std::vector<HandleState::Completion>& completions) const override {
+  void hand_over(const std::vector<at::Tensor>& tensors,
+                 const std::vector<HandleState::Completion>& completions) const override {
     const c10::cuda::CUDAGuard guard(stream_.device());
     const CUDAStream now = c10::cuda::getCurrentCUDAStream(stream_.device_index());
     refuse_capture(now, what_);
     wait(now, completions);
     if (now == stream_ && !elsewhere_) return;
     for (const auto& tensor : tensors)
-      if (tensor.defined()) c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), now);
+      if (tensor.defined())
+        c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), now);
   }
 
  private:
-  void record(const CUDAStream& stream) { check(cudaEventRecord(event_, stream.stream()), "cudaEventRecord"); }
+  void record(const CUDAStream& stream) {
+    check(cudaEventRecord(event_, stream.stream()), "cudaEventRecord");
+  }
 
   const CUDAStream stream_;
   const std::string what_;
@@ -129,7 +142,9 @@ std::shared_ptr<StreamPoint> stream_point(const at::Tensor& tensor, const std::s
   return std::make_shared<CudaPoint>(c10::cuda::getCurrentCUDAStream(tensor.get_device()), what);
 }
 
-void wait_on_current_stream(const at::Tensor& tensor, const std::vector<HandleState::Completion>& completions, const std::string& what) {
+void wait_on_current_stream(const at::Tensor& tensor,
+                            const std::vector<HandleState::Completion>& completions,
+                            const std::string& what) {
   if (completions.empty() || !tensor.is_cuda()) return;
   const c10::cuda::CUDAGuard guard(tensor.device());
   const CUDAStream now = c10::cuda::getCurrentCUDAStream(tensor.get_device());
@@ -139,7 +154,8 @@ void wait_on_current_stream(const at::Tensor& tensor, const std::vector<HandleSt
 
 void set_up_device(int device, bool current) {
   gpu::set_memory_relief([] { c10::cuda::CUDACachingAllocator::emptyCache(); });
-  if (current) check(c10::cuda::MaybeSetDevice(static_cast<c10::DeviceIndex>(device)), "cudaSetDevice");
+  if (current)
+    check(c10::cuda::MaybeSetDevice(static_cast<c10::DeviceIndex>(device)), "cudaSetDevice");
 }
 
 }  // namespace hvd::detail

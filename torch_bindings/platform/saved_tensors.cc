@@ -13,7 +13,8 @@ using torch::autograd::Engine;
 
 thread_local SavedTensorTaker* this_threads_taker = nullptr;
 
-/// Gives hooks, and lets the engine that was there before (LibTorch's, or Python's) do all the rest: it has the threads and queues.
+/// Gives hooks, and lets the engine that was there before (LibTorch's, or Python's) do all the
+/// rest: it has the threads and queues.
 class HookingEngine final : public Engine {
  public:
   static void stand_before_the_other() {
@@ -25,19 +26,26 @@ class HookingEngine final : public Engine {
   }
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    return this_threads_taker != nullptr ? this_threads_taker->hooks() : behind_.load()->get_default_saved_variable_hooks();
+    return this_threads_taker != nullptr ? this_threads_taker->hooks()
+                                         : behind_.load()->get_default_saved_variable_hooks();
   }
-  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots, const torch::autograd::variable_list& inputs,
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs,
                                          bool keep_graph, bool create_graph, bool accumulate_grad,
                                          const torch::autograd::edge_list& outputs) override {
-    return behind_.load()->execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    return behind_.load()->execute(roots, inputs, keep_graph, create_graph, accumulate_grad,
+                                   outputs);
   }
-  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
-                                                                 std::shared_ptr<torch::autograd::Node> graph_root,
-                                                                 torch::autograd::InputBuffer&& input_buffer) override {
-    return behind_.load()->execute_with_graph_task(graph_task, std::move(graph_root), std::move(input_buffer));
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
+      std::shared_ptr<torch::autograd::Node> graph_root,
+      torch::autograd::InputBuffer&& input_buffer) override {
+    return behind_.load()->execute_with_graph_task(graph_task, std::move(graph_root),
+                                                   std::move(input_buffer));
   }
-  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override { return behind_.load()->make_anomaly_metadata(); }
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return behind_.load()->make_anomaly_metadata();
+  }
 
  private:
   HookingEngine() = default;

@@ -1,8 +1,9 @@
 #pragma once
-/// Lets a part of the forward pass decide what becomes of the tensors that autograd saves for backward: LibTorch asks its engine for hooks
-/// whenever a node saves a tensor, and has such hooks for Python alone. Here an engine stands before LibTorch's, which gives the hooks of
-/// this thread's innermost scope and passes everything else on.
-/// Thread: a scope belongs to the thread that made it. Owns nothing. Throws nothing of its own.
+/// Lets a part of the forward pass decide what becomes of the tensors that autograd saves for
+/// backward: LibTorch asks its engine for hooks whenever a node saves a tensor, and has such hooks
+/// for Python alone. Here an engine stands before LibTorch's, which gives the hooks of this
+/// thread's innermost scope and passes everything else on. Thread: a scope belongs to the thread
+/// that made it. Owns nothing. Throws nothing of its own.
 // Tested in tests/torch_bindings/modules/activation_checkpoint_test.cc
 
 #include <torch/csrc/autograd/saved_variable_hooks.h>

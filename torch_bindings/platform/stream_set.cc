@@ -9,13 +9,16 @@
 namespace hvd::detail {
 
 namespace {
-c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
+c10::Stream current_stream(at::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
 }  // namespace
 
 void StreamSet::note(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return;
   const c10::Stream stream = current_stream(tensor.device());
-  if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);
+  if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end())
+    streams_.push_back(stream);
 }
 
 bool StreamSet::join(at::Device device) {
@@ -43,7 +46,8 @@ std::vector<c10::Stream> current_streams(const std::vector<at::Device>& devices)
 void keep_for_current_stream(const at::Tensor& tensor) {
   if (tensor.is_cpu() || !tensor.has_storage()) return;
   const c10::impl::VirtualGuardImpl implementation(tensor.device().type());
-  implementation.recordDataPtrOnStream(tensor.storage().data_ptr(), implementation.getStream(tensor.device()));
+  implementation.recordDataPtrOnStream(tensor.storage().data_ptr(),
+                                       implementation.getStream(tensor.device()));
 }
 
 }  // namespace hvd::detail

@@ -13,9 +13,11 @@ namespace {
 c10::DeviceType checked(c10::DeviceType device_type, c10::ScalarType type, bool enabled) {
   const auto& devices = at::autocast::_AUTOCAST_SUPPORTED_DEVICES;
   if (std::find(devices.begin(), devices.end(), device_type) == devices.end())
-    throw InvalidArgument(formatted("autocast: there is none for {}", c10::DeviceTypeName(device_type, true)));
+    throw InvalidArgument(
+        formatted("autocast: there is none for {}", c10::DeviceTypeName(device_type, true)));
   if (enabled && type != at::kBFloat16 && type != at::kHalf)
-    throw InvalidArgument(formatted("autocast: to {}; it must be bf16 or fp16", c10::toString(type)));
+    throw InvalidArgument(
+        formatted("autocast: to {}; it must be bf16 or fp16", c10::toString(type)));
   return device_type;
 }
 

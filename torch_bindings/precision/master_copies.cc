@@ -47,10 +47,12 @@ Living& living() {
 
 }  // namespace
 
-MasterCopy::MasterCopy(at::Tensor parameter, const at::Tensor& whole, std::int64_t begin, std::int64_t end)
+MasterCopy::MasterCopy(at::Tensor parameter, const at::Tensor& whole, std::int64_t begin,
+                       std::int64_t end)
     : parameter_(std::move(parameter)), begin_(begin), end_(end) {
   const at::NoGradGuard no_gradient;
-  master_ = (whole.defined() ? part_of(whole) : weights()).to(parameter_.device(), at::kFloat, false, /*copy=*/true);
+  master_ = (whole.defined() ? part_of(whole) : weights())
+                .to(parameter_.device(), at::kFloat, false, /*copy=*/true);
 }
 
 at::Tensor MasterCopy::part_of(const at::Tensor& whole) const {
@@ -82,7 +84,8 @@ MasterCopies::~MasterCopies() {
     std::erase(living().all, this);
   }
   take_back();
-  for (const auto& [key, copy] : copies_) rekey(copy.second.tensor().unsafeGetTensorImpl(), key, copy.first.scalar_type());
+  for (const auto& [key, copy] : copies_)
+    rekey(copy.second.tensor().unsafeGetTensorImpl(), key, copy.first.scalar_type());
 }
 
 at::Tensor MasterCopies::master_of(const at::Tensor& parameter) {
@@ -100,7 +103,9 @@ at::Tensor MasterCopies::master_of(const at::Tensor& parameter) {
 MasterCopy& MasterCopies::copy_of(const at::Tensor& parameter, const at::Tensor& whole) {
   const auto found = copies_.find(parameter.unsafeGetTensorImpl());
   if (found != copies_.end()) return found->second.second;
-  return copies_.emplace(parameter.unsafeGetTensorImpl(), std::pair(parameter, MasterCopy(parameter, whole))).first->second.second;
+  return copies_
+      .emplace(parameter.unsafeGetTensorImpl(), std::pair(parameter, MasterCopy(parameter, whole)))
+      .first->second.second;
 }
 
 /// Makes what the optimizer keeps for one tensor what it keeps for another, in another type.
@@ -128,8 +133,8 @@ void MasterCopies::lend(Lent which) {
       const at::Tensor parameter = tensor;
       if (optimizer_.state().count(parameter.unsafeGetTensorImpl()) > 0)
         throw InvalidArgument(
-            "the optimizer in a MasterWeights was stepped by itself (it has a 16-bit state now): step the MasterWeights, or the "
-            "DistributedOptimizer around it");
+            "the optimizer in a MasterWeights was stepped by itself (it has a 16-bit state now): "
+            "step the MasterWeights, or the DistributedOptimizer around it");
       const at::Tensor gradient = which == Lent::AsTheyAre ? at::Tensor() : parameter.grad();
       const bool wanted = gradient.defined() || which == Lent::OfAll;
       if (!wanted && !copies_.contains(parameter.unsafeGetTensorImpl())) continue;
@@ -140,7 +145,8 @@ void MasterCopies::lend(Lent which) {
       copy.tensor().mutable_grad() = gradient.defined() ? wide(parameter, gradient) : at::Tensor();
     }
   }
-  for (std::size_t g = 0; g < groups.size(); ++g) std::swap(optimizer_.param_groups()[g].params(), groups[g]);
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    std::swap(optimizer_.param_groups()[g].params(), groups[g]);
   groups_ = std::move(groups);
   lent_ = true;
   writes_ = which != Lent::AsTheyAre;
@@ -149,7 +155,8 @@ void MasterCopies::lend(Lent which) {
 void MasterCopies::take_back() {
   if (!std::exchange(lent_, false)) return;
   const at::NoGradGuard no_gradient;
-  for (std::size_t g = 0; g < groups_.size(); ++g) std::swap(optimizer_.param_groups()[g].params(), groups_[g]);
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    std::swap(optimizer_.param_groups()[g].params(), groups_[g]);
   groups_.clear();
   for (auto& [key, copy] : copies_) {
     at::Tensor& gradient = copy.second.tensor().mutable_grad();
@@ -158,8 +165,12 @@ void MasterCopies::take_back() {
   }
 }
 
-void MasterCopies::multiply(const at::Tensor& parameter, double factor) { note(parameter, {.factor = factor}); }
-void MasterCopies::clamp(const at::Tensor& parameter, double bound) { note(parameter, {.bound = bound}); }
+void MasterCopies::multiply(const at::Tensor& parameter, double factor) {
+  note(parameter, {.factor = factor});
+}
+void MasterCopies::clamp(const at::Tensor& parameter, double bound) {
+  note(parameter, {.bound = bound});
+}
 
 void MasterCopies::note(const at::Tensor& parameter, const Change& change) {
   Factors& noted = factors_[parameter.unsafeGetTensorImpl()];
@@ -171,16 +182,17 @@ void MasterCopies::note(const at::Tensor& parameter, const Change& change) {
 }
 
 at::Tensor MasterCopies::wide(const at::Tensor& parameter, const at::Tensor& part) const {
-  at::Tensor gradient = part.to(at::kFloat, false, /*copy=*/true);  // it may be fp32 already, and is changed
+  // it may be fp32 already, and is changed
+  at::Tensor gradient = part.to(at::kFloat, false, /*copy=*/true);
   const auto noted = factors_.find(parameter.unsafeGetTensorImpl());
   if (noted == factors_.end() || noted->second.factors.empty()) return gradient;
   const auto since = noted->second.gradient.since(parameter.grad());
   if (since == GradientMark::Since::Changed)
-    throw InvalidArgument(
-        formatted("MasterWeights: the gradient of a parameter ({}) was changed after GradScaler::unscale_() or clip_grad_norm_() or "
-                  "clip_grad_value_(), which apply to its fp32 gradient; change it before, and throw it away by the optimizer's "
-                  "zero_grad()",
-                  describe(parameter)));
+    throw InvalidArgument(formatted(
+        "MasterWeights: the gradient of a parameter ({}) was changed after GradScaler::unscale_() "
+        "or clip_grad_norm_() or clip_grad_value_(), which apply to its fp32 gradient; change it "
+        "before, and throw it away by the optimizer's zero_grad()",
+        describe(parameter)));
   if (since != GradientMark::Since::Same) return gradient;
   for (const auto& [factor, bound] : noted->second.factors) {
     if (factor != 1) gradient.mul_(factor);
@@ -192,7 +204,8 @@ at::Tensor MasterCopies::wide(const at::Tensor& parameter, const at::Tensor& par
 MasterCopies::Masters MasterCopies::release() {
   take_back();
   Masters all = masters();
-  for (const auto& [key, copy] : copies_) rekey(copy.second.tensor().unsafeGetTensorImpl(), key, at::kFloat);
+  for (const auto& [key, copy] : copies_)
+    rekey(copy.second.tensor().unsafeGetTensorImpl(), key, at::kFloat);
   copies_.clear();
   return all;
 }
@@ -205,10 +218,11 @@ void MasterCopies::adopt(const Masters& masters) {
     const auto state = optimizer_.state().find(const_cast<void*>(key));
     const bool has_state = state != optimizer_.state().end();
     if (master == masters.end() && !has_state) return;
-    if (has_state && state->second && parts_of(*state->second).tensors.empty() && !fresh_state(optimizer_))
+    if (has_state && state->second && parts_of(*state->second).tensors.empty() &&
+        !fresh_state(optimizer_))
       throw InvalidArgument(
-          "MasterWeights: the optimizer has a state already, of a kind that LibTorch does not know, so that it cannot be taken to fp32; "
-          "make the MasterWeights before the first step");
+          "MasterWeights: the optimizer has a state already, of a kind that LibTorch does not "
+          "know, so that it cannot be taken to fp32; make the MasterWeights before the first step");
     MasterCopy& copy = copy_of(parameter, master == masters.end() ? at::Tensor() : master->second);
     rekey(key, copy.tensor().unsafeGetTensorImpl(), at::kFloat);
   });
@@ -235,7 +249,8 @@ MasterCopies::Masters MasterCopies::masters() const {
   return all;
 }
 
-void MasterCopies::write(OutputArchive& archive, const Optimizer& optimizer, const Masters& masters) {
+void MasterCopies::write(OutputArchive& archive, const Optimizer& optimizer,
+                         const Masters& masters) {
   OutputArchive all(archive.compilation_unit());
   for_each_sixteen_bit(optimizer, [&](const at::Tensor& parameter, const std::string& key) {
     const auto master = masters.find(parameter.unsafeGetTensorImpl());
@@ -252,7 +267,8 @@ MasterCopies::Masters MasterCopies::read(InputArchive& archive, const Optimizer&
     at::Tensor master;
     if (!all.try_read(key, master)) return;
     if (master.sizes() != parameter.sizes())
-      throw InvalidArgument(formatted("the fp32 master {} has shape {}, and its parameter here {}", key, to_string(master.sizes().vec()),
+      throw InvalidArgument(formatted("the fp32 master {} has shape {}, and its parameter here {}",
+                                      key, to_string(master.sizes().vec()),
                                       to_string(parameter.sizes().vec())));
     masters[parameter.unsafeGetTensorImpl()] = master;
   });

@@ -1,12 +1,15 @@
 #pragma once
-/// The fp32 masters of an optimizer's 16-bit parameters, behind a MasterWeights (torch_bindings/optimizer/master_weights.h). While the
-/// optimizer steps, its groups hold the masters, whose gradients are the parameters' in fp32; the state that it keeps is theirs. Afterwards
-/// the parameters are the masters, rounded. A master is made when its parameter has a gradient for the first time. What is written to a
-/// parameter otherwise (a broadcast, a checkpoint, weight clipping) is taken over by the master, element by element: those that still are
-/// the master's, rounded, keep their fp32 value.
-/// Loss scaling and clipping apply to the fp32 gradients, which are there only while the optimizer steps: what they multiply by is noted.
-/// Thread: the optimizer's. Owns the masters; refers to the optimizer. Errors: InvalidArgument for gradients that were changed after loss
-/// scaling or clipping, for an optimizer that was stepped by itself, and for a state that is not LibTorch's and would have to be in fp32.
+/// The fp32 masters of an optimizer's 16-bit parameters, behind a MasterWeights
+/// (torch_bindings/optimizer/master_weights.h). While the optimizer steps, its groups hold the
+/// masters, whose gradients are the parameters' in fp32; the state that it keeps is theirs.
+/// Afterwards the parameters are the masters, rounded. A master is made when its parameter has a
+/// gradient for the first time. What is written to a parameter otherwise (a broadcast, a
+/// checkpoint, weight clipping) is taken over by the master, element by element: those that still
+/// are the master's, rounded, keep their fp32 value. Loss scaling and clipping apply to the fp32
+/// gradients, which are there only while the optimizer steps: what they multiply by is noted.
+/// Thread: the optimizer's. Owns the masters; refers to the optimizer. Errors: InvalidArgument for
+/// gradients that were changed after loss scaling or clipping, for an optimizer that was stepped by
+/// itself, and for a state that is not LibTorch's and would have to be in fp32.
 // Tested in tests/torch_bindings/optimizer/master_weights_test.cc
 
 #include <torch/optim/optimizer.h>
@@ -32,12 +35,15 @@ class MasterCopy {
   [[nodiscard]] static bool is_for(const at::Tensor& parameter) {
     return parameter.scalar_type() == at::kHalf || parameter.scalar_type() == at::kBFloat16;
   }
-  /// The elements [begin, end) in the order of memory; end < 0: the parameter as it is. `whole`: the master of all of it, if there is one.
-  explicit MasterCopy(at::Tensor parameter, const at::Tensor& whole = {}, std::int64_t begin = 0, std::int64_t end = -1);
+  /// The elements [begin, end) in the order of memory; end < 0: the parameter as it is. `whole`:
+  /// the master of all of it, if there is one.
+  explicit MasterCopy(at::Tensor parameter, const at::Tensor& whole = {}, std::int64_t begin = 0,
+                      std::int64_t end = -1);
 
   [[nodiscard]] const at::Tensor& tensor() const { return master_; }
-  /// Takes over what has been written to the parameter since `write()`: what is not the master, rounded. By value, as LibTorch counts no
-  /// write through `.data()`: on the host it costs one pass over both.
+  /// Takes over what has been written to the parameter since `write()`: what is not the master,
+  /// rounded. By value, as LibTorch counts no write through `.data()`: on the host it costs one
+  /// pass over both.
   void follow();
   /// Writes the master, rounded, to the parameter.
   void write();
@@ -72,16 +78,19 @@ class MasterCopies {
     OfAll,         ///< of all, also if they have no gradient yet: a closure will give them
     AsTheyAre,     ///< those that there are, without gradients
   };
-  /// Puts the masters into the groups. `take_back` ends that, and writes the parameters unless they were lent as they are. Each does
-  /// nothing where it is so already.
+  /// Puts the masters into the groups. `take_back` ends that, and writes the parameters unless they
+  /// were lent as they are. Each does nothing where it is so already.
   void lend(Lent which);
   void take_back();
 
-  /// Notes that the gradient of a 16-bit parameter is multiplied by this, in fp32, after what was noted before.
+  /// Notes that the gradient of a 16-bit parameter is multiplied by this, in fp32, after what was
+  /// noted before.
   void multiply(const at::Tensor& parameter, double factor);
-  /// Notes that its elements are brought to the nearest ones from -bound to bound, in fp32, after what was noted before.
+  /// Notes that its elements are brought to the nearest ones from -bound to bound, in fp32, after
+  /// what was noted before.
   void clamp(const at::Tensor& parameter, double bound);
-  /// Returns `part`, the gradient of `parameter` or some elements of it, in fp32 and changed as was noted.
+  /// Returns `part`, the gradient of `parameter` or some elements of it, in fp32 and changed as was
+  /// noted.
   [[nodiscard]] at::Tensor wide(const at::Tensor& parameter, const at::Tensor& part) const;
   /// The gradients have been used, or thrown away.
   void forget_factors() { factors_.clear(); }
@@ -93,13 +102,17 @@ class MasterCopies {
   /// Returns what brings masters and states back to what they are now, and leaves none.
   [[nodiscard]] std::function<void()> set_aside();
   [[nodiscard]] Masters masters() const;
-  /// Returns the master that any MasterCopies has of this parameter, which has taken over what was written to it; undefined if none has.
+  /// Returns the master that any MasterCopies has of this parameter, which has taken over what was
+  /// written to it; undefined if none has.
   [[nodiscard]] static at::Tensor master_of(const at::Tensor& parameter);
 
   /// Writes the masters, each under its place in the groups.
-  static void write(torch::serialize::OutputArchive& archive, const torch::optim::Optimizer& optimizer, const Masters& masters);
-  /// Returns what `write` wrote; nothing where it has not. Throws InvalidArgument for one of another shape.
-  [[nodiscard]] static Masters read(torch::serialize::InputArchive& archive, const torch::optim::Optimizer& optimizer);
+  static void write(torch::serialize::OutputArchive& archive,
+                    const torch::optim::Optimizer& optimizer, const Masters& masters);
+  /// Returns what `write` wrote; nothing where it has not. Throws InvalidArgument for one of
+  /// another shape.
+  [[nodiscard]] static Masters read(torch::serialize::InputArchive& archive,
+                                    const torch::optim::Optimizer& optimizer);
 
  private:
   /// An infinite bound is none.
@@ -115,9 +128,10 @@ class MasterCopies {
   void rekey(const void* from, const void* to, at::ScalarType type);
 
   torch::optim::Optimizer& optimizer_;
-  std::unordered_map<const void*, std::pair<at::Tensor, MasterCopy>> copies_;  ///< by parameter, which is held
-  std::unordered_map<const void*, Factors> factors_;                           ///< by parameter
-  std::vector<std::vector<at::Tensor>> groups_;                                ///< while they are lent: the parameters
+  std::unordered_map<const void*, std::pair<at::Tensor, MasterCopy>>
+      copies_;                                        ///< by parameter, which is held
+  std::unordered_map<const void*, Factors> factors_;  ///< by parameter
+  std::vector<std::vector<at::Tensor>> groups_;       ///< while they are lent: the parameters
   bool lent_ = false;
   bool writes_ = false;
 };

@@ -1,8 +1,8 @@
 #pragma once
-/// The interface of a MasterWeights (torch_bindings/optimizer/master_weights.h) for wrappers and scalers that work with it. Not for users.
-/// They include this and not that, which includes one of them.
-/// Thread: the optimizer's. Owns nothing. Throws what MasterWeights does. `Wrappers::around` (torch_bindings/parameters/wrappers.h) finds
-/// the one around an optimizer.
+/// The interface of a MasterWeights (torch_bindings/optimizer/master_weights.h) for wrappers and
+/// scalers that work with it. Not for users. They include this and not that, which includes one of
+/// them. Thread: the optimizer's. Owns nothing. Throws what MasterWeights does. `Wrappers::around`
+/// (torch_bindings/parameters/wrappers.h) finds the one around an optimizer.
 // Tested in tests/torch_bindings/optimizer/master_weights_test.cc
 
 #include <torch/optim/optimizer.h>

@@ -19,8 +19,10 @@ StateParts parts_of(OptimizerParamState& state) {
   if (auto* adamw = dynamic_cast<AdamWParamState*>(&state))
     return {{&adamw->exp_avg(), &adamw->exp_avg_sq(), &adamw->max_exp_avg_sq()}, &adamw->step()};
   if (auto* rmsprop = dynamic_cast<RMSpropParamState*>(&state))
-    return {{&rmsprop->square_avg(), &rmsprop->momentum_buffer(), &rmsprop->grad_avg()}, &rmsprop->step()};
-  if (auto* adagrad = dynamic_cast<AdagradParamState*>(&state)) return {{&adagrad->sum()}, &adagrad->step()};
+    return {{&rmsprop->square_avg(), &rmsprop->momentum_buffer(), &rmsprop->grad_avg()},
+            &rmsprop->step()};
+  if (auto* adagrad = dynamic_cast<AdagradParamState*>(&state))
+    return {{&adagrad->sum()}, &adagrad->step()};
   return {};
 }
 
@@ -29,8 +31,10 @@ std::unique_ptr<OptimizerParamState> fresh_state(const Optimizer& optimizer) {
   if (dynamic_cast<const SGD*>(&optimizer) != nullptr) return std::make_unique<SGDParamState>();
   if (dynamic_cast<const Adam*>(&optimizer) != nullptr) return std::make_unique<AdamParamState>();
   if (dynamic_cast<const AdamW*>(&optimizer) != nullptr) return std::make_unique<AdamWParamState>();
-  if (dynamic_cast<const RMSprop*>(&optimizer) != nullptr) return std::make_unique<RMSpropParamState>();
-  if (dynamic_cast<const Adagrad*>(&optimizer) != nullptr) return std::make_unique<AdagradParamState>();
+  if (dynamic_cast<const RMSprop*>(&optimizer) != nullptr)
+    return std::make_unique<RMSpropParamState>();
+  if (dynamic_cast<const Adagrad*>(&optimizer) != nullptr)
+    return std::make_unique<AdagradParamState>();
   return nullptr;
 }
 
@@ -41,8 +45,9 @@ struct InShares : State {
   using State::serialize;
   void serialize(torch::serialize::OutputArchive& /*archive*/) const override {
     throw InvalidArgument(
-        "torch::save: each rank has its share of this optimizer's state alone; save the DistributedOptimizer around it, on all ranks, or "
-        "call its unshard() before, also before it ends");
+        "torch::save: each rank has its share of this optimizer's state alone; save the "
+        "DistributedOptimizer around it, on all ranks, or call its unshard() before, also before "
+        "it ends");
   }
 };
 
@@ -51,24 +56,31 @@ struct InShares : State {
 bool steps_by_element(const Optimizer& optimizer) {
   using namespace torch::optim;
   const auto& type = typeid(optimizer);
-  return type == typeid(SGD) || type == typeid(Adam) || type == typeid(AdamW) || type == typeid(RMSprop) || type == typeid(Adagrad);
+  return type == typeid(SGD) || type == typeid(Adam) || type == typeid(AdamW) ||
+         type == typeid(RMSprop) || type == typeid(Adagrad);
 }
 
 std::unique_ptr<OptimizerParamState> state_in_shares(const Optimizer& optimizer) {
   using namespace torch::optim;
-  if (dynamic_cast<const SGD*>(&optimizer) != nullptr) return std::make_unique<InShares<SGDParamState>>();
-  if (dynamic_cast<const Adam*>(&optimizer) != nullptr) return std::make_unique<InShares<AdamParamState>>();
-  if (dynamic_cast<const AdamW*>(&optimizer) != nullptr) return std::make_unique<InShares<AdamWParamState>>();
-  if (dynamic_cast<const RMSprop*>(&optimizer) != nullptr) return std::make_unique<InShares<RMSpropParamState>>();
-  if (dynamic_cast<const Adagrad*>(&optimizer) != nullptr) return std::make_unique<InShares<AdagradParamState>>();
+  if (dynamic_cast<const SGD*>(&optimizer) != nullptr)
+    return std::make_unique<InShares<SGDParamState>>();
+  if (dynamic_cast<const Adam*>(&optimizer) != nullptr)
+    return std::make_unique<InShares<AdamParamState>>();
+  if (dynamic_cast<const AdamW*>(&optimizer) != nullptr)
+    return std::make_unique<InShares<AdamWParamState>>();
+  if (dynamic_cast<const RMSprop*>(&optimizer) != nullptr)
+    return std::make_unique<InShares<RMSpropParamState>>();
+  if (dynamic_cast<const Adagrad*>(&optimizer) != nullptr)
+    return std::make_unique<InShares<AdagradParamState>>();
   return nullptr;
 }
 
 bool is_all_parts(const OptimizerParamState& state) {
   using namespace torch::optim;
   const auto& type = typeid(state);
-  return type == typeid(SGDParamState) || type == typeid(AdamParamState) || type == typeid(AdamWParamState) ||
-         type == typeid(RMSpropParamState) || type == typeid(AdagradParamState);
+  return type == typeid(SGDParamState) || type == typeid(AdamParamState) ||
+         type == typeid(AdamWParamState) || type == typeid(RMSpropParamState) ||
+         type == typeid(AdagradParamState);
 }
 
 bool is_left_over(OptimizerParamState& state) {

@@ -1,6 +1,7 @@
 #pragma once
-/// JoinRounds is what ranks that still train tell one another at each step while guards of a join() (join.h) are alive. One thread at a
-/// time; collective where it says so. Throws RankFailed, on all ranks, where a rank has left its guard by an exception.
+/// JoinRounds is what ranks that still train tell one another at each step while guards of a join()
+/// (join.h) are alive. One thread at a time; collective where it says so. Throws RankFailed, on all
+/// ranks, where a rank has left its guard by an exception.
 // Tested in tests/torch_bindings/what_if/what_if_uneven_test.cc
 
 #include <ATen/core/Tensor.h>
@@ -18,8 +19,8 @@ class JoinRounds {
 
   /// Collective over the ranks that still train. Returns the first of them.
   [[nodiscard]] int first_training() const;
-  /// Collective over them, after a reduction. Returns what an average over all ranks is to be multiplied by. Throws RankFailed if a rank
-  /// has left its guard by an exception.
+  /// Collective over them, after a reduction. Returns what an average over all ranks is to be
+  /// multiplied by. Throws RankFailed if a rank has left its guard by an exception.
   double end_round();
   /// The other ranks' next round throws.
   [[nodiscard]] Handle<at::Tensor> announce_failure() const;

@@ -20,29 +20,36 @@ namespace {
 std::vector<NamedParameter> on_gpu_of_rank(std::vector<NamedParameter> parameters) {
   const int device = engine()->device();
   for (const auto& [name, parameter] : parameters) {
-    if (!parameter.is_cuda() || device < 0 || size() == 1 || parameter.get_device() == device) continue;
-    throw InvalidArgument(formatted(
-        "parameter '{}' is on {}, and the GPU of rank {} is cuda:{} (hvd::local_device()); move the model there before it is wrapped", name,
-        parameter.device().str(), rank(), device));
+    if (!parameter.is_cuda() || device < 0 || size() == 1 || parameter.get_device() == device)
+      continue;
+    throw InvalidArgument(
+        formatted("parameter '{}' is on {}, and the GPU of rank {} is cuda:{} "
+                  "(hvd::local_device()); move the model there before it is wrapped",
+                  name, parameter.device().str(), rank(), device));
   }
   return parameters;
 }
 
-/// In a world of one, where nothing is added: what a user has made of gradients that are under way is what counts.
+/// In a world of one, where nothing is added: what a user has made of gradients that are under way
+/// is what counts.
 void keep_changes(ReducerBuckets& buckets) {
   for (const auto& slot : buckets.slots())
-    buckets.round_of(slot).keep(slot.member, buckets.is_under_way(slot) && slot.since_mark() != detail::GradientMark::Since::Same);
+    buckets.round_of(slot).keep(
+        slot.member,
+        buckets.is_under_way(slot) && slot.since_mark() != detail::GradientMark::Since::Same);
 }
 
 /// Returns whether a user has put gradients where a round gave others, or none.
 bool are_given_anew(const std::vector<GradientSlot>& slots) {
-  return std::any_of(slots.begin(), slots.end(), [](const auto& slot) { return slot.is_replaced(); });
+  return std::any_of(slots.begin(), slots.end(),
+                     [](const auto& slot) { return slot.is_replaced(); });
 }
 
 }  // namespace
 
-GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number, const std::string& kind,
-                                 Taking taking, const std::string& part)
+GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options,
+                                 int number, const std::string& kind, Taking taking,
+                                 const std::string& part)
     : options_(std::move(options)),
       owner_(options_.process_set, kind),
       name_(formatted("{}.{}{}", kind, number, part)),
@@ -51,8 +58,12 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
       history_(name_),
       replicas_(name_, options_.process_set),
       buckets_(on_gpu_of_rank(std::move(parameters)), options_, name_, taking,
-               {.weights = weights_, .history = history_, .replicas = replicas_, .found = [this](const GradientSlot& slot) {
-                  if (hooked_ && !detail::has_gradient_hook(slot.named.parameter, this))  // a user's has taken its place
+               {.weights = weights_,
+                .history = history_,
+                .replicas = replicas_,
+                .found = [this](const GradientSlot& slot) {
+                  // a user's has taken its place
+                  if (hooked_ && !detail::has_gradient_hook(slot.named.parameter, this))
                     put_hook(static_cast<std::size_t>(&slot - buckets_.slots().data()));
                 }}) {
   for (const auto& slot : buckets_.slots()) owner_.add(slot.named.parameter);
@@ -79,7 +90,8 @@ std::vector<std::pair<std::string, at::Tensor>> GradientReducer::parameters() co
 
 bool GradientReducer::requires_gradients() const {
   const auto& slots = buckets_.slots();
-  return std::any_of(slots.begin(), slots.end(), [](const auto& slot) { return slot.named.parameter.requires_grad(); });
+  return std::any_of(slots.begin(), slots.end(),
+                     [](const auto& slot) { return slot.named.parameter.requires_grad(); });
 }
 
 struct GradientReducer::Outcome {
@@ -90,17 +102,20 @@ struct GradientReducer::Outcome {
 
 void GradientReducer::synchronize() {
   const auto [reduced, changed, replaced] = synchronize_gradients();
-  if (reduced && join_) end_join_round();  // before anything is refused here: the other ranks are in it
+  // before anything is refused here: the other ranks are in it
+  if (reduced && join_) end_join_round();
   if (changed == nullptr) return;
   if (replaced && detail::GradientOwners::count(changed->named.parameter) > 1)
     throw InvalidArgument(
-        formatted("gradient of '{}': the parameter is in two DistributedOptimizers, and both have reduced what one backward pass gave it; "
-                  "leave it to one of them, or make one optimizer with a parameter group for each part of the model",
+        formatted("gradient of '{}': the parameter is in two DistributedOptimizers, and both have "
+                  "reduced what one backward pass gave it; leave it to one of them, or make one "
+                  "optimizer with a parameter group for each part of the model",
                   changed->named.name));
   throw InvalidArgument(
-      formatted("gradient of '{}': it was changed after backward() while its reduction was under way, so what all ranks got is not "
-                "their average or sum; call synchronize() before clipping or changing gradients (hvd::clip_grad_norm_ does), and the "
-                "optimizer's zero_grad() to throw them away",
+      formatted("gradient of '{}': it was changed after backward() while its reduction was under "
+                "way, so what all ranks got is not their average or sum; call synchronize() before "
+                "clipping or changing gradients (hvd::clip_grad_norm_ does), and the optimizer's "
+                "zero_grad() to throw them away",
                 changed->named.name));
 }
 
@@ -111,7 +126,8 @@ void GradientReducer::set_join(std::shared_ptr<detail::JoinRounds> join) {
 
 void GradientReducer::end_join_round() {
   const double factor = join_->end_round();
-  join_factor_ = options_.op == ReduceOp::Average && !weights_.own() ? factor : 1;  // weights say already what each rank counts
+  // weights say already what each rank counts
+  join_factor_ = options_.op == ReduceOp::Average && !weights_.own() ? factor : 1;
   if (join_factor_ == 1) return;
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_gradient;
@@ -128,8 +144,9 @@ GradientReducer::Outcome GradientReducer::synchronize_gradients() {
   if (synchronized_ && !are_given_anew(buckets_.slots())) return {};
   if (synchronized_ && shares_kept_)
     throw InvalidArgument(
-        "with shard_gradients the gradients are in shares after synchronize(), and a gradient that is put into `.grad` then would be added "
-        "to them: change gradient_shares() instead, or step under skip_synchronize()");
+        "with shard_gradients the gradients are in shares after synchronize(), and a gradient that "
+        "is put into `.grad` then would be added to them: change gradient_shares() instead, or "
+        "step under skip_synchronize()");
   const auto [fate, changed] = buckets_.fate_of_gradients();
   const bool replaced = changed != nullptr && changed->is_replaced();
   const bool alone = options_.process_set.size() == 1;
@@ -173,9 +190,11 @@ void GradientReducer::reduce_until_none_is_late() {
       GradientSlot& slot = slots[i];
       slot.reduced = slot.gradient().defined() && !buckets_.round_of(slot).is_late(slot.member);
       slot.set_mark();
-      if (buckets_.summed_ranks() == 1 || !slot.reduced || slot.before_hook || !hooked_ || !slot.named.parameter.requires_grad()) continue;
-      slot.before_hook =
-          slot.named.parameter.register_hook([weak = weak_from_this(), i, world = World::current()](const at::Tensor& /*given*/) {
+      if (buckets_.summed_ranks() == 1 || !slot.reduced || slot.before_hook || !hooked_ ||
+          !slot.named.parameter.requires_grad())
+        continue;
+      slot.before_hook = slot.named.parameter.register_hook(
+          [weak = weak_from_this(), i, world = World::current()](const at::Tensor& /*given*/) {
             const WorldScope scope(world, WorldScope::kAlsoGlobal);
             if (const auto self = weak.lock()) self->before_gradient(i);
           });
@@ -196,7 +215,8 @@ bool GradientReducer::is_synchronized() const {
 void GradientReducer::settle() {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_gradient;
-  // Other ranks may have submitted buckets that this one has not, and wait for them in their own zero_grad: all take part in all.
+  // Other ranks may have submitted buckets that this one has not, and wait for them in their own
+  // zero_grad: all take part in all.
   if (buckets_.has_gathered()) {
     buckets_.reduce(ReducerBuckets::Round::KeptButCompressed);
     history_.end_round();
@@ -231,10 +251,11 @@ void GradientReducer::set_passes(int passes) {
 void GradientReducer::refuse_late_weight() const {
   const std::lock_guard lock(mutex_);
   const auto& slots = buckets_.slots();
-  if (buckets_.has_begun() || std::any_of(slots.begin(), slots.end(), [](const auto& slot) { return slot.passes > 0; }))
+  if (buckets_.has_begun() ||
+      std::any_of(slots.begin(), slots.end(), [](const auto& slot) { return slot.passes > 0; }))
     throw InvalidArgument(
-        "set_weight(): backward has begun, and gradients may have left; call it before the step's first backward(), with the number of all "
-        "rows or tokens of the step");
+        "set_weight(): backward has begun, and gradients may have left; call it before the step's "
+        "first backward(), with the number of all rows or tokens of the step");
 }
 
 void GradientReducer::set_weight(std::optional<double> weight) {
@@ -255,7 +276,8 @@ void GradientReducer::tell_weight() {
 }
 
 at::Tensor GradientReducer::reduce_loss(const at::Tensor& loss, const std::string& refusal) const {
-  const AllreduceOptions options{.name = formatted("{}/loss", name_), .op = options_.op, .process_set = options_.process_set};
+  const AllreduceOptions options{
+      .name = formatted("{}/loss", name_), .op = options_.op, .process_set = options_.process_set};
   const at::Tensor own = weights_.own() ? weights_.weighed(loss.detach()) : loss.detach();
   const at::Tensor all = detail::allreduce_unless_refused(own, options, refusal);
   return join_factor_ == 1 ? all : all * join_factor_;

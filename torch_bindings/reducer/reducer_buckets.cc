@@ -15,12 +15,15 @@ namespace hvd {
 
 namespace {
 
-/// Gradients that start travelling together: large enough to be worth a round, small enough that the first leaves early.
+/// Gradients that start travelling together: large enough to be worth a round, small enough that
+/// the first leaves early.
 constexpr std::size_t kBucketBytes = std::size_t{25} << 20;
-/// The first one's, where they are dealt as gradients come: it is on its way while backward has just begun.
+/// The first one's, where they are dealt as gradients come: it is on its way while backward has
+/// just begun.
 constexpr std::size_t kFirstBucketBytes = std::size_t{1} << 20;
 
-std::unique_ptr<GradientCompressor> compressor_of(const std::vector<GradientSlot>& slots, const DistributedOptimizerOptions& options,
+std::unique_ptr<GradientCompressor> compressor_of(const std::vector<GradientSlot>& slots,
+                                                  const DistributedOptimizerOptions& options,
                                                   const std::string& name) {
   if (!options.compression.needs_memory()) return nullptr;
   GradientCompressor::Parameters parameters;
@@ -34,25 +37,31 @@ std::unique_ptr<GradientCompressor> compressor_of(const std::vector<GradientSlot
                                   std::move(parameters));
 }
 
-/// Returns whether buckets follow the order in which gradients come. On the host that of the parameters does: what is reduced early there
-/// takes cores that backward needs.
-bool deals_as_gradients_come(const std::vector<GradientSlot>& slots, const DistributedOptimizerOptions& options, bool are_taken_together) {
+/// Returns whether buckets follow the order in which gradients come. On the host that of the
+/// parameters does: what is reduced early there takes cores that backward needs.
+bool deals_as_gradients_come(const std::vector<GradientSlot>& slots,
+                             const DistributedOptimizerOptions& options, bool are_taken_together) {
   if (!std::holds_alternative<std::monostate>(options.groups)) return false;
   if (options.process_set.size() == 1 || !options.process_set.included()) return false;
   if (options.shard_optimizer_state || options.share_parameters) return false;
-  return are_taken_together || std::any_of(slots.begin(), slots.end(), [](const auto& slot) { return !slot.named.parameter.is_cpu(); });
+  return are_taken_together || std::any_of(slots.begin(), slots.end(), [](const auto& slot) {
+           return !slot.named.parameter.is_cpu();
+         });
 }
 
 /// Returns the groups of the user's, by the numbers of their slots.
-std::vector<std::vector<std::size_t>> lists_of(const std::vector<std::vector<at::Tensor>>& groups, const std::vector<GradientSlot>& slots) {
+std::vector<std::vector<std::size_t>> lists_of(const std::vector<std::vector<at::Tensor>>& groups,
+                                               const std::vector<GradientSlot>& slots) {
   std::unordered_map<const void*, std::size_t> places;
-  for (std::size_t i = 0; i < slots.size(); ++i) places[slots[i].named.parameter.unsafeGetTensorImpl()] = i;
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    places[slots[i].named.parameter.unsafeGetTensorImpl()] = i;
   std::vector<std::vector<std::size_t>> lists;
   for (const auto& group : groups) {
     auto& list = lists.emplace_back();
     for (const auto& parameter : group) {
       const auto place = places.find(parameter.unsafeGetTensorImpl());
-      if (place == places.end()) throw InvalidArgument("groups: a tensor that is no parameter of the optimizer");
+      if (place == places.end())
+        throw InvalidArgument("groups: a tensor that is no parameter of the optimizer");
       list.push_back(place->second);
     }
   }
@@ -62,14 +71,20 @@ std::vector<std::vector<std::size_t>> lists_of(const std::vector<std::vector<at:
 /// Returns whether backward will give a gradient, or there is one that must not travel as zeros.
 bool is_awaited(const GradientSlot& slot) {
   const at::Tensor& left = slot.gradient();
-  return slot.named.parameter.requires_grad() || (left.defined() && (!left.is_cpu() || !slot.is_zero()));
+  return slot.named.parameter.requires_grad() ||
+         (left.defined() && (!left.is_cpu() || !slot.is_zero()));
 }
 
 }  // namespace
 
-ReducerBuckets::ReducerBuckets(std::vector<NamedParameter> parameters, const DistributedOptimizerOptions& options, std::string name,
+ReducerBuckets::ReducerBuckets(std::vector<NamedParameter> parameters,
+                               const DistributedOptimizerOptions& options, std::string name,
                                Taking taking, Context context)
-    : options_(options), name_(std::move(name)), taking_(taking), context_(std::move(context)), arrivals_(name_, options_.process_set) {
+    : options_(options),
+      name_(std::move(name)),
+      taking_(taking),
+      context_(std::move(context)),
+      arrivals_(name_, options_.process_set) {
   std::size_t compressed = 0;
   for (auto& named : parameters) {
     GradientSlot& slot = slots_.emplace_back(std::move(named));
@@ -77,13 +92,15 @@ ReducerBuckets::ReducerBuckets(std::vector<NamedParameter> parameters, const Dis
     if (slot.compressed) slot.member = compressed++;
   }
   compressed_ = GradientRound(compressed);
-  const bool saves_memory = options_.shard_optimizer_state || options_.share_parameters;  // a convolution takes a block more of each size
+  // a convolution takes a block more of each size
+  const bool saves_memory = options_.shard_optimizer_state || options_.share_parameters;
   const bool is_alone = options_.process_set.size() == 1;
   memory_terms_ = {.compression = options_.compression,
                    .are_views = options_.gradients_are_views,
                    .may_be_made_there = !saves_memory && !is_alone && taking_ == Taking::ByDevice,
                    .is_alone = is_alone};
-  if (deals_as_gradients_come(slots_, options_, taking_ == Taking::Together)) arrivals_.follow(slots_.size());
+  if (deals_as_gradients_come(slots_, options_, taking_ == Taking::Together))
+    arrivals_.follow(slots_.size());
   compressor_ = compressor_of(slots_, options_, name_);
   deal();
   const at::NoGradGuard no_gradient;
@@ -97,18 +114,23 @@ void ReducerBuckets::deal() {
     const at::Tensor& parameter = slot.named.parameter;
     const std::pair kind(parameter.scalar_type(), parameter.device());
     const auto known = std::find(kinds.begin(), kinds.end(), kind);
-    const std::size_t element = element_bytes(BucketMemory::wire_type(slot.named, options_.compression));
+    const std::size_t element =
+        element_bytes(BucketMemory::wire_type(slot.named, options_.compression));
     members.push_back({.name = slot.named.name,
                        .bytes = static_cast<std::size_t>(parameter.numel()) * element,
                        .kind = static_cast<int>(known - kinds.begin()),
                        .alone = slot.compressed});
     if (known == kinds.end()) kinds.push_back(kind);
   }
-  const std::size_t most = std::min<std::size_t>(engine()->config().fusion_threshold_bytes, kBucketBytes);
+  const std::size_t most =
+      std::min<std::size_t>(engine()->config().fusion_threshold_bytes, kBucketBytes);
   BucketLayout::Terms terms{
-      .most_bytes = most, .first_bytes = arrivals_.is_followed() ? std::min(most, kFirstBucketBytes) : most, .order = arrivals_.order()};
+      .most_bytes = most,
+      .first_bytes = arrivals_.is_followed() ? std::min(most, kFirstBucketBytes) : most,
+      .order = arrivals_.order()};
   if (const auto* const count = std::get_if<int>(&options_.groups)) terms.groups = *count;
-  if (const auto* const groups = std::get_if<std::vector<std::vector<at::Tensor>>>(&options_.groups))
+  if (const auto* const groups =
+          std::get_if<std::vector<std::vector<at::Tensor>>>(&options_.groups))
     terms.lists = lists_of(*groups, slots_);
   buckets_.clear();
   for (const auto& places : BucketLayout::deal(members, terms)) {
@@ -118,7 +140,8 @@ void ReducerBuckets::deal() {
       slots.push_back(&slots_[place]);
     }
     // Nothing in the name that ranks may have in another order.
-    buckets_.emplace_back(formatted("{}/gradients.{}", name_, buckets_.size()), std::move(slots), memory_terms_);
+    buckets_.emplace_back(formatted("{}/gradients.{}", name_, buckets_.size()), std::move(slots),
+                          memory_terms_);
   }
 }
 
@@ -129,9 +152,13 @@ void ReducerBuckets::make_room() {
     const GradientBucket& first = buckets_[begin];
     const at::Device here = first.parameter().device();
     std::vector<BucketMemory*> block;
-    for (end = begin; end == begin || (end < buckets_.size() && !here.is_cpu() && buckets_[end].parameter().device() == here); ++end)
+    for (end = begin; end == begin || (end < buckets_.size() && !here.is_cpu() &&
+                                       buckets_[end].parameter().device() == here);
+         ++end)
       block.push_back(&buckets_[end].memory);
-    const auto lend = [&](DataType type, std::size_t bytes) { return engine()->allocate(like(first), type, bytes); };
+    const auto lend = [&](DataType type, std::size_t bytes) {
+      return engine()->allocate(like(first), type, bytes);
+    };
     BucketMemory::make_room(block, taking_ == Taking::Together || !here.is_cpu(), lend);
   }
 }
@@ -143,15 +170,17 @@ void ReducerBuckets::follow_parameters(Between rounds) {
     if (slot.kind.is_of(parameter)) continue;
     const bool other_device = slot.kind.device != parameter.device();
     if (slot.compressed && (other_device || parameter.sizes() != at::IntArrayRef(slot.kind.sizes)))
-      throw InvalidArgument(formatted(
-          "parameter '{}' has got another device or shape since its optimizer was wrapped, and what {} remembers of its gradients "
-          "does not fit any more; change the model first and wrap the optimizer then",
-          slot.named.name, "its compression"));
+      throw InvalidArgument(
+          formatted("parameter '{}' has got another device or shape since its optimizer was "
+                    "wrapped, and what {} remembers of its gradients does not fit any more; change "
+                    "the model first and wrap the optimizer then",
+                    slot.named.name, "its compression"));
     slot.convert();
     moved = true;
     to_other_device = to_other_device || other_device;
   }
-  const bool anew = (rounds == Between::NewOrder && std::exchange(deal_anew_, false)) || to_other_device;
+  const bool anew =
+      (rounds == Between::NewOrder && std::exchange(deal_anew_, false)) || to_other_device;
   if (!moved && !anew) return;
   for (auto& slot : slots_) slot.kind = GradientSlot::Kind(slot.named.parameter);
   for (auto& bucket : buckets_) bucket.memory.give_up();
@@ -163,7 +192,8 @@ bool ReducerBuckets::is_under_way(const GradientSlot& slot) const {
   return !slot.compressed && buckets_[slot.bucket].round.is_under_way(slot.member);
 }
 
-std::pair<ReducerBuckets::Fate, const GradientSlot*> ReducerBuckets::fate_of_gradients(const GradientSlot* just_given) const {
+std::pair<ReducerBuckets::Fate, const GradientSlot*> ReducerBuckets::fate_of_gradients(
+    const GradientSlot* just_given) const {
   using Since = detail::GradientMark::Since;
   std::size_t under_way = 0, gone = 0;
   const GradientSlot* changed = nullptr;
@@ -172,8 +202,11 @@ std::pair<ReducerBuckets::Fate, const GradientSlot*> ReducerBuckets::fate_of_gra
     ++under_way;
     const Since since = slot.since_mark();
     if (since == Since::Same) continue;
-    if (since == Since::Changed && (slot.sparse || &slot == just_given)) continue;  // sparse ones leave later
-    if (since != Since::Changed && (!slot.gradient().defined() || &slot == just_given || slot.is_zero())) ++gone;
+    // sparse ones leave later
+    if (since == Since::Changed && (slot.sparse || &slot == just_given)) continue;
+    if (since != Since::Changed &&
+        (!slot.gradient().defined() || &slot == just_given || slot.is_zero()))
+      ++gone;
     if (changed == nullptr) changed = &slot;
   }
   if (changed == nullptr) return {Fate::Untouched, nullptr};
@@ -181,14 +214,19 @@ std::pair<ReducerBuckets::Fate, const GradientSlot*> ReducerBuckets::fate_of_gra
 }
 
 bool ReducerBuckets::has_late() const {
-  return std::any_of(buckets_.begin(), buckets_.end(), [](const auto& bucket) { return bucket.round.has_late(); });
+  return std::any_of(buckets_.begin(), buckets_.end(),
+                     [](const auto& bucket) { return bucket.round.has_late(); });
 }
 
 bool ReducerBuckets::has_gathered() const {
-  return is_interrupted_ || std::any_of(buckets_.begin(), buckets_.end(), [](const auto& bucket) { return bucket.round.has_given(); });
+  return is_interrupted_ || std::any_of(buckets_.begin(), buckets_.end(), [](const auto& bucket) {
+           return bucket.round.has_given();
+         });
 }
 
-int ReducerBuckets::summed_ranks() const { return options_.op == ReduceOp::Sum ? options_.process_set.size() : 1; }
+int ReducerBuckets::summed_ranks() const {
+  return options_.op == ReduceOp::Sum ? options_.process_set.size() : 1;
+}
 
 std::vector<std::vector<at::Tensor>> ReducerBuckets::parameters() const {
   std::vector<std::vector<at::Tensor>> all;
@@ -205,7 +243,8 @@ void ReducerBuckets::take_rest(GradientBucket& bucket, Round round, bool early) 
     const std::size_t member = slot->member;
     if (bucket.round.is_given(member)) continue;
     at::Tensor& gradient = slot->gradient();
-    const bool only_zeros = early && !bucket.round.is_awaited(member) && gradient.defined();  // backward may add to them yet
+    // backward may add to them yet
+    const bool only_zeros = early && !bucket.round.is_awaited(member) && gradient.defined();
     bucket.round.find(member, gradient.defined() && round != Round::ThrownAway && !only_zeros);
     if (bucket.round.is_present(member)) {
       context_.found(*slot);
@@ -220,13 +259,15 @@ void ReducerBuckets::take_rest(GradientBucket& bucket, Round round, bool early) 
       gradient = only_zeros ? at::zeros_like(gradient) : gradient.clone();
       slot->set_mark();
     }
-    if (!slot->sparse || !bucket.memory.result(member).defined()) bucket.memory.fill_with_zeros(member);
+    if (!slot->sparse || !bucket.memory.result(member).defined())
+      bucket.memory.fill_with_zeros(member);
   }
 }
 
 void ReducerBuckets::give(GradientSlot& slot, bool is_complete) {
   GradientRound& round = round_of(slot);
-  if (slot.compressed) return is_complete ? round.give(slot.member) : round.find(slot.member, false);
+  if (slot.compressed)
+    return is_complete ? round.give(slot.member) : round.find(slot.member, false);
   if (round.is_submitted() && !round.is_given(slot.member))
     return round.come_late(slot.member, !slot.sparse && !slot.gradient().is_sparse());
   GradientBucket& bucket = buckets_[slot.bucket];
@@ -243,8 +284,8 @@ void ReducerBuckets::give(GradientSlot& slot, bool is_complete) {
     for (const auto* member : bucket.slots) are_awaited.push_back(is_awaited(*member));
     round.count(are_awaited);
   }
-  // Nobody waits in backward: another rank may wait there for what this one gives later. What is left a later hook submits, or
-  // synchronize().
+  // Nobody waits in backward: another rank may wait there for what this one gives later. What is
+  // left a later hook submits, or synchronize().
   if (!round.is_complete() || !context_.weights.is_known()) return;
   for (auto& complete : buckets_) {
     if (!complete.round.is_complete()) continue;

@@ -1,5 +1,6 @@
 // What a GradientReducer learns of gradients from backward, as it gives them.
-// Tested in tests/torch_bindings/reducer/reducer_test.cc, tests/torch_bindings/what_if/what_if_gradients_test.cc
+// Tested in tests/torch_bindings/reducer/reducer_test.cc,
+// tests/torch_bindings/what_if/what_if_gradients_test.cc
 #include <torch/csrc/autograd/engine.h>
 #include <torch/torch.h>
 
@@ -21,9 +22,10 @@ void GradientReducer::hook(Observers observers) {
 }
 
 void GradientReducer::put_hook(std::size_t slot) {
-  detail::add_gradient_hook(buckets_.slots()[slot].named.parameter, this, [weak = weak_from_this(), slot] {
-    if (const auto self = weak.lock()) self->on_gradient(slot);
-  });
+  detail::add_gradient_hook(buckets_.slots()[slot].named.parameter, this,
+                            [weak = weak_from_this(), slot] {
+                              if (const auto self = weak.lock()) self->on_gradient(slot);
+                            });
 }
 
 void GradientReducer::hook_again() {
@@ -62,40 +64,47 @@ void GradientReducer::on_gradient(std::size_t index) {
   if (!wanted) {
     if (!buckets_.round_of(slot).is_given(slot.member)) return;
     refuse(
-        formatted("gradient of '{}': another backward pass within the one that is being reduced (a checkpointed part, say) has added to "
-                  "it after it had left; use the parameter in one of them only, or make the pass under no_sync()",
+        formatted("gradient of '{}': another backward pass within the one that is being reduced (a "
+                  "checkpointed part, say) has added to it after it had left; use the parameter in "
+                  "one of them only, or make the pass under no_sync()",
                   name));
   }
   if (!slot.gradient().defined()) return;
-  if (observers_.witness && observers_.witness->on_gradient(slot.named.parameter, slot.is_replaced()))
+  if (observers_.witness &&
+      observers_.witness->on_gradient(slot.named.parameter, slot.is_replaced()))
     refuse(detail::StepWatch::words_of(name));
   if (slot.gradient().requires_grad())
     refuse(
-        formatted("gradient of '{}': backward(create_graph = true) gave a gradient that can be differentiated itself, which a reduction "
-                  "would lose; take such gradients by torch::autograd::grad, and call backward() without create_graph on the loss that "
-                  "they are part of",
+        formatted("gradient of '{}': backward(create_graph = true) gave a gradient that can be "
+                  "differentiated itself, which a reduction would lose; take such gradients by "
+                  "torch::autograd::grad, and call backward() without create_graph on the loss "
+                  "that they are part of",
                   name));
   const at::NoGradGuard no_gradient;
   refuse_with_shares(slot);
   begin_pass(slot);
-  if (slot.passes > 0 && !buckets_.round_of(slot).is_given(slot.member) && slot.is_replaced() && !slot.sparse) slot.passes = 0;
+  if (slot.passes > 0 && !buckets_.round_of(slot).is_given(slot.member) && slot.is_replaced() &&
+      !slot.sparse)
+    slot.passes = 0;
   const GradientRound& round = buckets_.round_of(slot);
-  const bool has_left = round.is_submitted() && round.is_given(slot.member);  // the number of passes was raised after that
+  // the number of passes was raised after that
+  const bool has_left = round.is_submitted() && round.is_given(slot.member);
   if (slot.passes >= passes_per_step_ || has_left)
-    refuse(
-        formatted("gradient of '{}': more than {} backward passes without step(); raise backward_passes_per_step or call "
-                  "step(), synchronize() or the optimizer's zero_grad() in between (the module's is recognised only where it drops all "
-                  "gradients of the optimizer)",
-                  name, slot.passes));
+    refuse(formatted(
+        "gradient of '{}': more than {} backward passes without step(); raise "
+        "backward_passes_per_step or call step(), synchronize() or the optimizer's zero_grad() in "
+        "between (the module's is recognised only where it drops all gradients of the optimizer)",
+        name, slot.passes));
   synchronized_ = false;
   ++slot.passes;
   if (const int ranks = buckets_.summed_ranks(); std::exchange(slot.reduced, false) && ranks > 1) {
     if (!slot.before_hook)
       refuse(
-          formatted("gradient of '{}': it was added to one that is a sum over the ranks already; call the "
-                    "optimizer's zero_grad() first",
+          formatted("gradient of '{}': it was added to one that is a sum over the ranks already; "
+                    "call the optimizer's zero_grad() first",
                     name));
-    if (slot.before.defined()) slot.gradient().sub_(slot.before, (ranks - 1.0) / ranks);  // this rank's part of the sum
+    // this rank's part of the sum
+    if (slot.before.defined()) slot.gradient().sub_(slot.before, (ranks - 1.0) / ranks);
   }
   slot.before.reset();
   buckets_.give(slot, slot.passes == passes_per_step_);
@@ -108,31 +117,36 @@ void GradientReducer::before_gradient(std::size_t index) {
   GradientSlot& slot = buckets_.slots()[index];
   if (!listening_ || !slot.reduced) return;
   const auto since = slot.since_mark();
-  const bool there = since == detail::GradientMark::Since::Same || since == detail::GradientMark::Since::Changed;
+  const bool there =
+      since == detail::GradientMark::Since::Same || since == detail::GradientMark::Since::Changed;
   slot.before = there ? slot.gradient().detach().clone() : at::Tensor();
 }
 
-/// Begins a backward pass at its first gradient, which tells whether it starts anew what an earlier pass gave.
+/// Begins a backward pass at its first gradient, which tells whether it starts anew what an earlier
+/// pass gave.
 void GradientReducer::begin_pass(const GradientSlot& first) {
   const int pass = torch::autograd::get_current_graph_task_id();
-  if (pass != std::exchange(last_pass_, pass) && buckets_.fate_of_gradients(&first).first == ReducerBuckets::Fate::ThrownAway)
+  if (pass != std::exchange(last_pass_, pass) &&
+      buckets_.fate_of_gradients(&first).first == ReducerBuckets::Fate::ThrownAway)
     buckets_.throw_away();
   buckets_.begin_round();
 }
 
-/// A gradient that comes when those before it are kept already: it would be added to what nobody may have wanted any more.
+/// A gradient that comes when those before it are kept already: it would be added to what nobody
+/// may have wanted any more.
 void GradientReducer::refuse_with_shares(const GradientSlot& slot) {
   if (!buckets_.keeps_shares()) return;
   if (shares_kept_)
     refuse(
-        formatted("gradient of '{}': with shard_gradients the gradients of the last backward pass are reduced and in shares already; call "
-                  "step() or the optimizer's zero_grad() before the next one (backward_passes_per_step adds up several)",
+        formatted("gradient of '{}': with shard_gradients the gradients of the last backward pass "
+                  "are reduced and in shares already; call step() or the optimizer's zero_grad() "
+                  "before the next one (backward_passes_per_step adds up several)",
                   slot.named.name));
   if (slot.gradient().is_sparse() && !options_.sparse_as_dense)
-    refuse(formatted(
-        "gradient of '{}': it is sparse, and shard_gradients has shares of dense ones only; set sparse_as_dense, or shard_optimizer_state "
-        "instead",
-        slot.named.name));
+    refuse(
+        formatted("gradient of '{}': it is sparse, and shard_gradients has shares of dense ones "
+                  "only; set sparse_as_dense, or shard_optimizer_state instead",
+                  slot.named.name));
 }
 
 }  // namespace hvd

@@ -1,5 +1,6 @@
 // The rounds of a GradientReducer's buckets: what is submitted, waited for and given back.
-// Tested in tests/torch_bindings/reducer/reducer_test.cc, tests/torch_bindings/reducer/reducer_sparse_test.cc
+// Tested in tests/torch_bindings/reducer/reducer_test.cc,
+// tests/torch_bindings/reducer/reducer_sparse_test.cc
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -47,22 +48,28 @@ TensorArgument announcement(const RoundHistory& history, const at::Tensor& nothi
 void scatter(TensorArgument& argument, std::vector<std::int64_t> parts, int rank) {
   if (argument.shape.empty()) argument.shape = {1};
   const std::int64_t elements = element_count(argument.shape);
-  if (std::accumulate(parts.begin(), parts.end(), std::int64_t{0}) != elements) {  // sparse, or of another shape now
+  // sparse, or of another shape now
+  if (std::accumulate(parts.begin(), parts.end(), std::int64_t{0}) != elements) {
     std::fill(parts.begin(), parts.end(), 0);
     parts.front() = elements;
   }
-  const auto before = static_cast<std::size_t>(std::accumulate(parts.begin(), parts.begin() + rank, std::int64_t{0}));
+  const auto before = static_cast<std::size_t>(
+      std::accumulate(parts.begin(), parts.begin() + rank, std::int64_t{0}));
   if (argument.output == nullptr) argument.output = &no_elements;
-  argument.output = static_cast<std::byte*>(argument.output) + before * element_bytes(argument.dtype);
+  argument.output =
+      static_cast<std::byte*>(argument.output) + before * element_bytes(argument.dtype);
   argument.splits = std::move(parts);
 }
 
-/// Collective over the ranks that have got a Mismatch for the bucket: returns the error with what is unusual on each of them.
-Mismatch explained(const Mismatch& error, const std::string& bucket, std::string mine, const ProcessSet& process_set) {
+/// Collective over the ranks that have got a Mismatch for the bucket: returns the error with what
+/// is unusual on each of them.
+Mismatch explained(const Mismatch& error, const std::string& bucket, std::string mine,
+                   const ProcessSet& process_set) {
   if (!mine.empty()) mine = formatted("; rank {} {}", hvd::rank(), mine);
   const std::string all = detail::said_by_all(mine, bucket + "/differences", process_set);
   if (all.empty()) return error;
-  return Mismatch(formatted("{} (dimensions of 1 in front of a shape tell rounds apart{})", error.what(), all));
+  return Mismatch(
+      formatted("{} (dimensions of 1 in front of a shape tell rounds apart{})", error.what(), all));
 }
 
 }  // namespace
@@ -82,7 +89,8 @@ void ReducerBuckets::ask_for_weights() {
 /// Returns the submission of a bucket, without its tensors.
 Submission ReducerBuckets::like(const GradientBucket& bucket) const {
   const bool follows_weights = context_.weights.own() && is_first(bucket);
-  AllreduceOptions terms{.name = follows_weights ? bucket.name + "/weighed" : bucket.name, .process_set = options_.process_set};
+  AllreduceOptions terms{.name = follows_weights ? bucket.name + "/weighed" : bucket.name,
+                         .process_set = options_.process_set};
   scale_gradients(terms, options_);
   const OpKind kind = scatters(bucket) ? OpKind::Reducescatter : OpKind::Allreduce;
   Submission submission = request(kind, terms, detail::device_of(bucket.parameter()));
@@ -104,14 +112,18 @@ void ReducerBuckets::submit(GradientBucket& bucket, Round round, bool wait_follo
   const bool scattered = submission.kind == OpKind::Reducescatter;
   for (const auto* slot : bucket.slots) {
     TensorArgument argument = bucket.memory.argument(slot->member, kept);
-    if (!slot->sparse) bytes_sent_ += (scattered ? 1 : 2) * bucket.memory.result(slot->member).nbytes() * (ranks - 1) / ranks;
+    if (!slot->sparse)
+      bytes_sent_ +=
+          (scattered ? 1 : 2) * bucket.memory.result(slot->member).nbytes() * (ranks - 1) / ranks;
     argument.present = bucket.round.is_present(slot->member) && !slot->sparse;
     if (slot->sparse) argument.shape = {0};  // says so to the others
-    if (scattered) scatter(argument, keeper_->parts(slot->named.parameter), options_.process_set.rank());
+    if (scattered)
+      scatter(argument, keeper_->parts(slot->named.parameter), options_.process_set.rank());
     submission.tensors.push_back(std::move(argument));
   }
   if (is_first(bucket) && !context_.history.announced().empty()) {
-    const auto nothing = std::make_shared<at::Tensor>(at::empty({0}, bucket.memory.result(0).options()));
+    const auto nothing =
+        std::make_shared<at::Tensor>(at::empty({0}, bucket.memory.result(0).options()));
     submission.tensors.push_back(announcement(context_.history, *nothing));
     kept.push_back(nothing);
     context_.history.submit_announcement();
@@ -123,7 +135,8 @@ void ReducerBuckets::submit(GradientBucket& bucket, Round round, bool wait_follo
     kept.push_back(std::move(point));
   }
   submission.keep_alive = std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(kept));
-  bucket.round.submit(running->submit(std::move(submission), wait_follows ? After::Wait : After::Return));
+  bucket.round.submit(
+      running->submit(std::move(submission), wait_follows ? After::Wait : After::Return));
 }
 
 void ReducerBuckets::wait_for(GradientBucket& bucket, Round round) {
@@ -137,10 +150,14 @@ void ReducerBuckets::wait_for(GradientBucket& bucket, Round round) {
       throw;
     } catch (const Mismatch& error) {
       bucket.put_given_back();
-      // The ranks may differ just in who knows that a gradient is sparse. Then all know now, and try again.
+      // The ranks may differ just in who knows that a gradient is sparse. Then all know now, and
+      // try again.
       if (again || options_.sparse_as_dense || !bucket.learn_sparse(options_.process_set))
-        throw explained(error, bucket.name, context_.history.peculiarities(context_.weights.own().has_value()), options_.process_set);
-      if (context_.weights.are_asked() && bucket.round.pending() == context_.weights.pending()) ask_for_weights();
+        throw explained(error, bucket.name,
+                        context_.history.peculiarities(context_.weights.own().has_value()),
+                        options_.process_set);
+      if (context_.weights.are_asked() && bucket.round.pending() == context_.weights.pending())
+        ask_for_weights();
       submit(bucket, round, true);
     }
   }
@@ -151,7 +168,8 @@ void ReducerBuckets::wait_for(GradientBucket& bucket, Round round) {
 
 void ReducerBuckets::complete(GradientBucket& bucket, Round round) {
   if (bucket.round.state() != RoundState::PutAway) wait_for(bucket, round);
-  detail::wait_on_current_stream(bucket.parameter(), bucket.round.pending()->completions, bucket.name);
+  detail::wait_on_current_stream(bucket.parameter(), bucket.round.pending()->completions,
+                                 bucket.name);
   bucket.memory.let_go_of_given();
   if (keeper_ != nullptr) return put_away(bucket, round, false);
   if (round != Round::ThrownAway) bucket.give_back(1.0 / summed_ranks());
@@ -169,17 +187,21 @@ void ReducerBuckets::reduce(Round round) {
   }
   if (keeper_ == nullptr) arrivals_.submit(round == Round::Kept);
   detail::FirstFailure failure;
-  // The first bucket comes before what is compressed: ranks that are not in the same kind of round all hear of it there, and stop alike.
+  // The first bucket comes before what is compressed: ranks that are not in the same kind of round
+  // all hear of it there, and stop alike.
   if (!buckets_.empty()) failure.attempt([&] { complete(buckets_.front(), round); });
   try {
     context_.replicas.end_round();
   } catch (const detail::OtherTensors&) {  // says why gradients do not fit, and which is whose
     failure.replace();
-  } catch (...) {  // ranks that are not in the same kind of round have said above why replicas differ
+  } catch (
+      ...) {  // ranks that are not in the same kind of round have said above why replicas differ
     failure.note();
   }
-  if (!failure && compressor_ && round == Round::Kept) failure.attempt([this] { reduce_compressed(); });
-  for (std::size_t i = 1; i < buckets_.size(); ++i) failure.attempt([&] { complete(buckets_[i], round); });
+  if (!failure && compressor_ && round == Round::Kept)
+    failure.attempt([this] { reduce_compressed(); });
+  for (std::size_t i = 1; i < buckets_.size(); ++i)
+    failure.attempt([&] { complete(buckets_[i], round); });
   if (!failure) failure.attempt([&] { reduce_sparse(round); });
   if (!failure) failure.attempt([&] { deal_anew_ = arrivals_.learn() || deal_anew_; });
   if (!failure) return;
@@ -199,7 +221,8 @@ void ReducerBuckets::reduce_compressed() {
     if (slot.compressed) slot.share_out(summed_ranks());
   GradientWeights& weights = context_.weights;
   Shape compared = buckets_.empty() ? context_.history.announced() : Shape{};
-  if (buckets_.empty() && weights.own()) compared.insert(compared.begin(), {0, 0});  // no layout: tells ranks that have none
+  // no layout: tells ranks that have none
+  if (buckets_.empty() && weights.own()) compared.insert(compared.begin(), {0, 0});
   compressor_->reduce(compared, [this, &weights] {
     if (!weights.are_asked()) ask_for_weights();
     weights.learn();
@@ -216,9 +239,11 @@ void ReducerBuckets::reduce_sparse(Round round) {
     if (round != Round::ThrownAway) slot.share_out(summed_ranks());
     const at::Tensor& parameter = slot.named.parameter;
     const at::Tensor& gradient = parameter.grad();
-    at::Tensor mine = !gradient.defined()    ? at::zeros_like(parameter, parameter.options().requires_grad(false)).to_sparse(1)
-                      : gradient.is_sparse() ? gradient
-                                             : gradient.to_sparse(1);
+    at::Tensor mine =
+        !gradient.defined()
+            ? at::zeros_like(parameter, parameter.options().requires_grad(false)).to_sparse(1)
+        : gradient.is_sparse() ? gradient
+                               : gradient.to_sparse(1);
     if (context_.weights.are_asked()) mine = context_.weights.weighed(mine);
     AllreduceOptions options{.name = formatted("{}/sparse gradient of {}", name_, slot.named.name),
                              .process_set = options_.process_set,

@@ -14,7 +14,9 @@ constexpr std::size_t kMostRoundsTold = 8;
 
 }  // namespace
 
-std::size_t RoundHistory::kind() const { return std::min(rounds_, kMostRoundsTold) + (unstepped_ ? kMostRoundsTold + 1 : 0); }
+std::size_t RoundHistory::kind() const {
+  return std::min(rounds_, kMostRoundsTold) + (unstepped_ ? kMostRoundsTold + 1 : 0);
+}
 
 void RoundHistory::throw_away() {
   unstepped_ = unstepped_ || rounds_ > 0;
@@ -33,7 +35,8 @@ void RoundHistory::announce(Shape layout, std::string said) {
 }
 
 std::string RoundHistory::words() const {
-  return formatted("{} {} has", said_.empty() ? "how many parameters each group of" : "a digest of what", name_);
+  return formatted("{} {} has",
+                   said_.empty() ? "how many parameters each group of" : "a digest of what", name_);
 }
 
 void RoundHistory::end_announcement() {
@@ -43,13 +46,16 @@ void RoundHistory::end_announcement() {
 std::string RoundHistory::peculiarities(bool has_weight) const {
   std::vector<std::string> said;
   if (!announced_.empty()) {
-    said.push_back(said_.empty() ? formatted("has changed the parameters or groups of {}", name_) : said_);
+    said.push_back(said_.empty() ? formatted("has changed the parameters or groups of {}", name_)
+                                 : said_);
   } else if (rounds_ > 0) {
     said.emplace_back("has reduced gradients since its last step() or zero_grad()");
   }
   if (has_weight) said.emplace_back("has called set_weight() for this step");
   if (!refused_.empty()) {
-    said.push_back(formatted("has not made its last step, as the gradient of '{}' was changed while on its way", refused_));
+    said.push_back(formatted(
+        "has not made its last step, as the gradient of '{}' was changed while on its way",
+        refused_));
   } else if (unstepped_) {
     said.emplace_back("has thrown its last gradients away without a step()");
   }

@@ -15,28 +15,36 @@ namespace hvd::detail {
 
 namespace {
 
-/// The number of passes in a row that are no accident without a call of the wrapper, each with a write to the parameter after it: of a
-/// GAN's discriminator, whose gradients the generator's passes give and the user throws away, parameters are written by its own step alone.
+/// The number of passes in a row that are no accident without a call of the wrapper, each with a
+/// write to the parameter after it: of a GAN's discriminator, whose gradients the generator's
+/// passes give and the user throws away, parameters are written by its own step alone.
 constexpr int kUnattendedPasses = 3;
 
 std::uint32_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : tensor.unsafeGetTensorImpl()->version_counter().current_version();
+  return tensor.is_inference() ? 0
+                               : tensor.unsafeGetTensorImpl()->version_counter().current_version();
 }
 
 bool can_be_sampled(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.numel() > 0 &&
-         (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble) && tensor.is_non_overlapping_and_dense();
+  return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided &&
+         tensor.numel() > 0 &&
+         (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble) &&
+         tensor.is_non_overlapping_and_dense();
 }
 
-/// The value of one of `samples` elements, in the order of memory. Past autograd's counters, which have to stay as they are.
+/// The value of one of `samples` elements, in the order of memory. Past autograd's counters, which
+/// have to stay as they are.
 double sample(const at::Tensor& tensor, std::size_t number, std::size_t samples) {
-  const std::int64_t place = (tensor.numel() - 1) * static_cast<std::int64_t>(number) / static_cast<std::int64_t>(samples - 1);
+  const std::int64_t place = (tensor.numel() - 1) * static_cast<std::int64_t>(number) /
+                             static_cast<std::int64_t>(samples - 1);
   const void* const data = tensor.const_data_ptr();
-  return tensor.scalar_type() == at::kDouble ? static_cast<const double*>(data)[place] : static_cast<const float*>(data)[place];
+  return tensor.scalar_type() == at::kDouble ? static_cast<const double*>(data)[place]
+                                             : static_cast<const float*>(data)[place];
 }
 
 double epsilon_of(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
+  return tensor.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                             : std::numeric_limits<float>::epsilon();
 }
 
 }  // namespace
@@ -52,14 +60,17 @@ StepWatch::StateMark StepWatch::state_of(const at::Tensor& parameter) const {
     mark.tensor = parts.tensors.front()->unsafeGetTensorImpl();
     mark.version = version_of(*parts.tensors.front());
   }
-  if (const auto* const lbfgs = dynamic_cast<const torch::optim::LBFGSParamState*>(found->second.get())) mark.steps = lbfgs->func_evals();
+  if (const auto* const lbfgs =
+          dynamic_cast<const torch::optim::LBFGSParamState*>(found->second.get()))
+    mark.steps = lbfgs->func_evals();
   return mark;
 }
 
 bool StepWatch::has_counted_on(const at::Tensor& parameter, const Note& note) const {
   const StateMark now = state_of(parameter);
   if (!now.exists) return false;
-  return !note.state.exists || now.steps > note.state.steps || now.tensor != note.state.tensor || now.version != note.state.version;
+  return !note.state.exists || now.steps > note.state.steps || now.tensor != note.state.tensor ||
+         now.version != note.state.version;
 }
 
 bool StepWatch::was_written(const at::Tensor& parameter, const Note& note) {
@@ -84,7 +95,8 @@ bool StepWatch::on_gradient(const at::Tensor& parameter, bool anew) {
   note.version = version_of(parameter);
   note.state = state_of(parameter);
   const at::Tensor& gradient = parameter.grad();
-  note.sampled = can_be_sampled(parameter) && can_be_sampled(gradient) && gradient.strides() == parameter.strides();
+  note.sampled = can_be_sampled(parameter) && can_be_sampled(gradient) &&
+                 gradient.strides() == parameter.strides();
   for (std::size_t i = 0; note.sampled && i < kSamples; ++i) {
     note.values[i] = sample(parameter, i, kSamples);
     note.gradients[i] = sample(gradient, i, kSamples);
@@ -92,9 +104,10 @@ bool StepWatch::on_gradient(const at::Tensor& parameter, bool anew) {
   return alone;
 }
 
-/// Returns how many of the samples went by a step of SGD, and how many would have had to: by this rank's own gradient, or by what it is
-/// now.
-std::pair<std::size_t, std::size_t> StepWatch::steps_of_sgd(const at::Tensor& parameter, const Note& note, double rate,
+/// Returns how many of the samples went by a step of SGD, and how many would have had to: by this
+/// rank's own gradient, or by what it is now.
+std::pair<std::size_t, std::size_t> StepWatch::steps_of_sgd(const at::Tensor& parameter,
+                                                            const Note& note, double rate,
                                                             double decay) const {
   const at::Tensor& gradient = parameter.grad();
   const bool has_other = can_be_sampled(gradient) && gradient.strides() == parameter.strides();
@@ -105,7 +118,8 @@ std::pair<std::size_t, std::size_t> StepWatch::steps_of_sgd(const at::Tensor& pa
     const double unseen = epsilon_of(parameter) * std::abs(before);
     const auto by = [&](double slope) {
       const double step = -rate * (slope + decay * before);
-      return std::isfinite(step) && std::abs(step) > 64 * unseen && std::abs(change - step) <= std::abs(step) * 1e-3 + 4 * unseen;
+      return std::isfinite(step) && std::abs(step) > 64 * unseen &&
+             std::abs(change - step) <= std::abs(step) * 1e-3 + 4 * unseen;
     };
     const double other = has_other ? sample(gradient, i, kSamples) : note.gradients[i];
     if (note.gradients[i] == 0 && other == 0) continue;
@@ -117,10 +131,9 @@ std::pair<std::size_t, std::size_t> StepWatch::steps_of_sgd(const at::Tensor& pa
 
 std::string StepWatch::words_of(const std::string& name) {
   return formatted(
-      "step() of the optimizer that a DistributedOptimizer is around was called (it has stepped parameter '{}'): that is a step by "
-      "gradients "
-      "that are on their way between the ranks, after which their parameters differ; call step() of the DistributedOptimizer, and nothing "
-      "else",
+      "step() of the optimizer that a DistributedOptimizer is around was called (it has stepped "
+      "parameter '{}'): that is a step by gradients that are on their way between the ranks, after "
+      "which their parameters differ; call step() of the DistributedOptimizer, and nothing else",
       name);
 }
 
@@ -134,7 +147,8 @@ std::string StepWatch::stepped(const Named& parameters) const {
   for (const auto& [name, parameter] : parameters) {
     const Note* const note = note_of(parameter);
     if (note != nullptr && has_counted_on(parameter, *note)) return name;
-    if (note != nullptr && note->sampled && can_be_sampled(parameter)) names[parameter.unsafeGetTensorImpl()] = name;
+    if (note != nullptr && note->sampled && can_be_sampled(parameter))
+      names[parameter.unsafeGetTensorImpl()] = name;
   }
   if (typeid(wrapped_) != typeid(torch::optim::SGD)) return {};
   std::size_t stepped = 0, expected = 0;
@@ -145,7 +159,8 @@ std::string StepWatch::stepped(const Named& parameters) const {
     for (const auto& parameter : group.params()) {
       const auto name = names.find(parameter.unsafeGetTensorImpl());
       if (name == names.end()) continue;
-      const auto [those, all] = steps_of_sgd(parameter, *note_of(parameter), options.lr(), options.weight_decay());
+      const auto [those, all] =
+          steps_of_sgd(parameter, *note_of(parameter), options.lr(), options.weight_decay());
       if (those > 0 && first.empty()) first = name->second;
       stepped += those;
       expected += all;

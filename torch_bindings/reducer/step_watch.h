@@ -1,12 +1,14 @@
 #pragma once
-/// Notices that the optimizer in a wrapper was stepped by itself: by gradients that were on their way, or by this rank's own alone. C++
-/// has both names in scope, and Optimizer::step() of the wrapped one tells nobody; so the traces are looked for that it leaves between the
-/// gradient that backward gives and the wrapper's next call. They are those of a step, not of any other write to parameters, which is the
-/// user's right: a state that has counted on; of SGD without momentum, which has no state and writes through `.data()`, that a few elements
-/// of the parameters went by just learning rate times gradient. Not seen are optimizers of the user's own, and SGD without momentum on a
-/// GPU, unless the wrapper is not called for several passes: the ranks' parameters differ then.
-/// Threads: `on_gradient` in autograd's, the rest in the optimizer's. One mutex. Refers to the wrapped optimizer. Throws from
-/// `refuse_step` alone.
+/// Notices that the optimizer in a wrapper was stepped by itself: by gradients that were on their
+/// way, or by this rank's own alone. C++ has both names in scope, and Optimizer::step() of the
+/// wrapped one tells nobody; so the traces are looked for that it leaves between the gradient that
+/// backward gives and the wrapper's next call. They are those of a step, not of any other write to
+/// parameters, which is the user's right: a state that has counted on; of SGD without momentum,
+/// which has no state and writes through `.data()`, that a few elements of the parameters went by
+/// just learning rate times gradient. Not seen are optimizers of the user's own, and SGD without
+/// momentum on a GPU, unless the wrapper is not called for several passes: the ranks' parameters
+/// differ then. Threads: `on_gradient` in autograd's, the rest in the optimizer's. One mutex.
+/// Refers to the wrapped optimizer. Throws from `refuse_step` alone.
 // Tested in tests/torch_bindings/optimizer/one_name_test.cc
 
 #include <torch/optim/optimizer.h>
@@ -27,12 +29,14 @@ class StepWatch {
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
   explicit StepWatch(const torch::optim::Optimizer& wrapped) : wrapped_(wrapped) {}
 
-  /// Backward has just given this parameter's gradient; `anew`: the one before has been thrown away. Returns whether the optimizer has been
-  /// stepped by itself meanwhile: since the parameter's gradient before, or in each of several passes since the wrapper was called.
+  /// Backward has just given this parameter's gradient; `anew`: the one before has been thrown
+  /// away. Returns whether the optimizer has been stepped by itself meanwhile: since the
+  /// parameter's gradient before, or in each of several passes since the wrapper was called.
   bool on_gradient(const at::Tensor& parameter, bool anew);
   /// Returns what there is to say of it.
   static std::string words_of(const std::string& name);
-  /// Returns the name of a parameter that the optimizer has stepped since its gradient came; empty if it has not stepped.
+  /// Returns the name of a parameter that the optimizer has stepped since its gradient came; empty
+  /// if it has not stepped.
   [[nodiscard]] std::string stepped(const Named& parameters) const;
   /// The wrapper is called: what has been until now is as it should be.
   void attend();
@@ -57,12 +61,14 @@ class StepWatch {
     bool sampled = false;
     Samples values{}, gradients{};
     StateMark state;
-    int unattended = 0;  ///< passes in a row after which the parameter was written and its gradient thrown away
+    int unattended =
+        0;  ///< passes in a row after which the parameter was written and its gradient thrown away
   };
   [[nodiscard]] StateMark state_of(const at::Tensor& parameter) const;
   [[nodiscard]] bool has_counted_on(const at::Tensor& parameter, const Note& note) const;
   [[nodiscard]] static bool was_written(const at::Tensor& parameter, const Note& note);
-  [[nodiscard]] std::pair<std::size_t, std::size_t> steps_of_sgd(const at::Tensor& parameter, const Note& note, double rate,
+  [[nodiscard]] std::pair<std::size_t, std::size_t> steps_of_sgd(const at::Tensor& parameter,
+                                                                 const Note& note, double rate,
                                                                  double decay) const;
 
   const torch::optim::Optimizer& wrapped_;

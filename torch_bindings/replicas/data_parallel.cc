@@ -16,7 +16,7 @@ namespace hvd::detail {
 using Tensors = std::vector<at::Tensor>;
 using torch::nn::Module;
 
-// -------------------------------------------------------------------------------------------------------------- the replicas
+// ------------------------------------------------------------------------------------ the replicas
 
 /// The structure of a module, which must stay the same for its replicas to follow it.
 struct ModuleStructure {
@@ -26,41 +26,53 @@ struct ModuleStructure {
     at::Device device;
     bool operator==(const Kind&) const = default;
   };
-  std::vector<std::weak_ptr<Module>> submodules;  ///< weak: an address in use is not given to another
+  std::vector<std::weak_ptr<Module>>
+      submodules;  ///< weak: an address in use is not given to another
   std::vector<Kind> parameters, buffers;
 
   explicit ModuleStructure(const Module& module) {
-    for (const auto& submodule : module.modules(/*include_self=*/false)) submodules.emplace_back(submodule);
-    const auto kind = [](const at::Tensor& tensor) { return Kind{tensor.sizes().vec(), tensor.scalar_type(), tensor.device()}; };
+    for (const auto& submodule : module.modules(/*include_self=*/false))
+      submodules.emplace_back(submodule);
+    const auto kind = [](const at::Tensor& tensor) {
+      return Kind{tensor.sizes().vec(), tensor.scalar_type(), tensor.device()};
+    };
     for (const auto& parameter : module.parameters()) parameters.push_back(kind(parameter));
     for (const auto& buffer : module.buffers()) buffers.push_back(kind(buffer));
   }
   bool operator==(const ModuleStructure& other) const {
-    const auto same = [](const auto& a, const auto& b) { return !a.owner_before(b) && !b.owner_before(a); };
+    const auto same = [](const auto& a, const auto& b) {
+      return !a.owner_before(b) && !b.owner_before(a);
+    };
     return parameters == other.parameters && buffers == other.buffers &&
-           std::equal(submodules.begin(), submodules.end(), other.submodules.begin(), other.submodules.end(), same);
+           std::equal(submodules.begin(), submodules.end(), other.submodules.begin(),
+                      other.submodules.end(), same);
   }
 };
 
 namespace {
 
 /// A copy of the module on a device.
-std::shared_ptr<Module> replicate(const std::shared_ptr<Module>& module, at::Device own, at::Device device) {
+std::shared_ptr<Module> replicate(const std::shared_ptr<Module>& module, at::Device own,
+                                  at::Device device) {
   try {
     const at::NoGradGuard no_gradient;
     return device == own ? module->clone() : module->clone(device);
   } catch (const c10::Error&) {
     if (device == own && (module->buffers().empty() || !module->is_training())) return module;
-    throw InvalidArgument(formatted("data_parallel: {} cannot be copied; let it derive from torch::nn::Cloneable", module->name()));
+    throw InvalidArgument(
+        formatted("data_parallel: {} cannot be copied; let it derive from torch::nn::Cloneable",
+                  module->name()));
   }
 }
 
-/// Gives the copy's parameters the module's memory where both are on one device, and has them require gradients as the module's do.
+/// Gives the copy's parameters the module's memory where both are on one device, and has them
+/// require gradients as the module's do.
 void tie_parameters(const Module& module, Module& copy, bool same_device) {
   const Tensors originals = module.parameters();
   Tensors copies = copy.parameters();
   if (copies.size() != originals.size())
-    throw InvalidArgument(formatted("data_parallel: a clone() of {} has other parameters", module.name()));
+    throw InvalidArgument(
+        formatted("data_parallel: a clone() of {} has other parameters", module.name()));
   for (std::size_t i = 0; i < copies.size(); ++i) {
     if (same_device) copies[i].set_data(originals[i].detach());
     copies[i].set_requires_grad(originals[i].requires_grad());
@@ -78,9 +90,11 @@ bool follow(const Module& module, Module& copy, bool same_device) {
   if (!same_device) {
     const Tensors originals = module.parameters();
     Tensors copies = copy.parameters();
-    for (std::size_t i = 0; i < std::min(copies.size(), originals.size()); ++i) copies[i].copy_(originals[i], /*non_blocking=*/true);
+    for (std::size_t i = 0; i < std::min(copies.size(), originals.size()); ++i)
+      copies[i].copy_(originals[i], /*non_blocking=*/true);
   }
-  for (std::size_t i = 0; i < buffers.size(); ++i) copied[i].copy_(buffers[i], /*non_blocking=*/true);
+  for (std::size_t i = 0; i < buffers.size(); ++i)
+    copied[i].copy_(buffers[i], /*non_blocking=*/true);
   if (copy.is_training() != module.is_training()) copy.train(module.is_training());
   for (std::size_t i = 0; i < from.size(); ++i)  // parents first, whose children go with them
     if (to[i]->is_training() != from[i]->is_training()) to[i]->train(from[i]->is_training());
@@ -96,7 +110,8 @@ struct Replicas {
   std::vector<std::pair<at::Device, std::shared_ptr<Module>>> copies;
 
   /// Copies of the module on all devices but the first, which is its own.
-  void bring_up_to_date(const std::shared_ptr<Module>& module, const std::vector<at::Device>& devices) {
+  void bring_up_to_date(const std::shared_ptr<Module>& module,
+                        const std::vector<at::Device>& devices) {
     for (std::size_t i = 1; i < devices.size(); ++i) {
       const bool same_device = devices[i] == devices.front();
       if (copies.size() < i) copies.emplace_back(devices[i], nullptr);
@@ -149,11 +164,12 @@ struct BorrowedReplicas {
   bool sound = false;
 };
 
-// ------------------------------------------------------------------------------------------------------------------ the pass
+// ---------------------------------------------------------------------------------------- the pass
 
 /// One forward pass on all replicas, kept for its backward pass.
 struct Pass : torch::CustomClassHolder {
-  BorrowedReplicas borrowed;  ///< the first member: the graphs through them end before they are given back
+  BorrowedReplicas
+      borrowed;  ///< the first member: the graphs through them end before they are given back
   std::vector<at::Device> devices;
   std::int64_t dim = 0;
   std::vector<bool> trained;        ///< by input: its gradient is wanted
@@ -169,7 +185,8 @@ struct Pass : torch::CustomClassHolder {
     if (!gradient.defined()) return pieces;
     const auto one_each = [&](std::size_t i) { return outputs[i][place].dim() == 0; };
     std::vector<std::int64_t> sizes;
-    for (std::size_t i = 0; i < devices.size(); ++i) sizes.push_back(one_each(i) ? 1 : outputs[i][place].size(dim));
+    for (std::size_t i = 0; i < devices.size(); ++i)
+      sizes.push_back(one_each(i) ? 1 : outputs[i][place].size(dim));
     if (gradient.dim() == 0) return {gradient};
     pieces = gradient.split_with_sizes(sizes, one_each(0) ? 0 : dim);
     for (std::size_t i = 0; i < pieces.size(); ++i)
@@ -200,7 +217,8 @@ struct Pass : torch::CustomClassHolder {
   at::Tensor join(std::size_t k, const Tensors& of_pieces) const {
     Tensors pieces;
     for (std::size_t i = 0; i < devices.size(); ++i)
-      pieces.push_back((of_pieces[i].defined() ? of_pieces[i] : at::zeros_like(inputs[i][k])).to(origins[k]));
+      pieces.push_back(
+          (of_pieces[i].defined() ? of_pieces[i] : at::zeros_like(inputs[i][k])).to(origins[k]));
     return inputs.front()[k].dim() == 0 ? at::stack(pieces).sum(0) : at::cat(pieces, dim);
   }
 
@@ -239,41 +257,57 @@ struct Pass : torch::CustomClassHolder {
 /// Ties the outputs to the inputs and the parameters of the one module.
 class Replicated : public torch::autograd::Function<Replicated> {
  public:
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::TensorList /*inputs and parameters*/,
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                at::TensorList /*inputs and parameters*/,
                                                 const c10::IValue& capsule) {
     context->saved_data["pass"] = capsule;
     context->set_materialize_grads(false);
     auto& pass = *static_cast<Pass*>(capsule.toCapsule().get());
     Tensors joined = std::exchange(pass.joined, {}), constant;
     for (std::size_t place = 0; place < joined.size(); ++place) {
-      const auto trained = [place](const Tensors& of_replica) { return of_replica[place].requires_grad(); };
-      if (std::none_of(pass.outputs.begin(), pass.outputs.end(), trained)) constant.push_back(joined[place]);
+      const auto trained = [place](const Tensors& of_replica) {
+        return of_replica[place].requires_grad();
+      };
+      if (std::none_of(pass.outputs.begin(), pass.outputs.end(), trained))
+        constant.push_back(joined[place]);
     }
     context->mark_non_differentiable(constant);
     return joined;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
-    if (at::GradMode::is_enabled()) throw InvalidArgument("data_parallel() cannot be differentiated twice (create_graph)");
+    if (at::GradMode::is_enabled())
+      throw InvalidArgument("data_parallel() cannot be differentiated twice (create_graph)");
     const auto capsule = context->saved_data["pass"].toCapsule();
     auto* const pass = static_cast<Pass*>(capsule.get());
-    if (pass->outputs.empty()) throw InvalidArgument("data_parallel(): a second backward pass through the same forward pass");
+    if (pass->outputs.empty())
+      throw InvalidArgument(
+          "data_parallel(): a second backward pass through the same forward pass");
     Tensors result = pass->backward(gradients);
     result.emplace_back();  // none for the pass
     return result;
   }
 };
 
-std::vector<at::Device> places(const Module& module, const Tensors& inputs, const DataParallelOptions& options) {
-  if (options.replicas < 0) throw InvalidArgument(formatted("data_parallel: {} replicas", options.replicas));
+std::vector<at::Device> places(const Module& module, const Tensors& inputs,
+                               const DataParallelOptions& options) {
+  if (options.replicas < 0)
+    throw InvalidArgument(formatted("data_parallel: {} replicas", options.replicas));
   if (!options.devices.empty()) return options.devices;
   const Tensors parameters = module.parameters();
-  const at::Device own = !parameters.empty() ? parameters.front().device() : !inputs.empty() ? inputs.front().device() : at::kCPU;
+  const at::Device own = !parameters.empty() ? parameters.front().device()
+                         : !inputs.empty()   ? inputs.front().device()
+                                             : at::kCPU;
   if (own.is_cpu())
-    return std::vector<at::Device>(static_cast<std::size_t>(options.replicas > 0 ? options.replicas : at::get_num_threads()), own);
+    return std::vector<at::Device>(
+        static_cast<std::size_t>(options.replicas > 0 ? options.replicas : at::get_num_threads()),
+        own);
   std::vector<at::Device> devices{own};
-  const int wanted = options.replicas > 0 ? options.replicas : static_cast<int>(torch::cuda::device_count());
-  for (int i = 0; i < static_cast<int>(torch::cuda::device_count()) && static_cast<int>(devices.size()) < wanted; ++i)
+  const int wanted =
+      options.replicas > 0 ? options.replicas : static_cast<int>(torch::cuda::device_count());
+  for (int i = 0; i < static_cast<int>(torch::cuda::device_count()) &&
+                  static_cast<int>(devices.size()) < wanted;
+       ++i)
     if (i != own.index()) devices.emplace_back(own.type(), static_cast<at::DeviceIndex>(i));
   return devices;
 }
@@ -290,32 +324,41 @@ std::vector<Tensors> scatter(const Tensors& inputs, std::size_t wanted, std::int
     if (first == nullptr) replicas = own.size();
     if (own.size() != replicas)
       throw InvalidArgument(
-          formatted("data_parallel: an input of {} falls into {} pieces, and one of {} into {}; dimension {} of all is to "
-                    "count the same items",
-                    to_string(Shape(first->sizes().vec())), replicas, to_string(Shape(input.sizes().vec())), own.size(), dim));
+          formatted("data_parallel: an input of {} falls into {} pieces, and one of {} into {}; "
+                    "dimension {} of all is to count the same items",
+                    to_string(Shape(first->sizes().vec())), replicas,
+                    to_string(Shape(input.sizes().vec())), own.size(), dim));
     if (first == nullptr) first = &input;
   }
   if (first == nullptr)
-    throw InvalidArgument("data_parallel: none of the inputs is, or holds, a tensor with a dimension to cut along; call the module itself");
+    throw InvalidArgument(
+        "data_parallel: none of the inputs is, or holds, a tensor with a dimension to cut along; "
+        "call the module itself");
   for (std::size_t k = 0; k < inputs.size(); ++k)
     if (inputs[k].dim() == 0) pieces[k].assign(replicas, inputs[k].detach());
   return pieces;
 }
 
-/// One after the other on the first device; numbers become a list, unless there is one replica by choice.
-Tensors gather(const std::vector<Tensors>& by_place, std::int64_t dim, at::Device device, bool single) {
+/// One after the other on the first device; numbers become a list, unless there is one replica by
+/// choice.
+Tensors gather(const std::vector<Tensors>& by_place, std::int64_t dim, at::Device device,
+               bool single) {
   Tensors joined;
   for (const auto& of_replicas : by_place) {
     Tensors here;
     for (const auto& output : of_replicas) here.push_back(output.detach().to(device));
-    const bool numbers = std::all_of(here.begin(), here.end(), [](const auto& output) { return output.dim() == 0; });
-    joined.push_back(!numbers ? at::cat(here, dim) : single ? here.front().clone() : at::stack(here));
+    const bool numbers =
+        std::all_of(here.begin(), here.end(), [](const auto& output) { return output.dim() == 0; });
+    joined.push_back(!numbers ? at::cat(here, dim)
+                     : single ? here.front().clone()
+                              : at::stack(here));
   }
   return joined;
 }
 
 /// Takes replicas and gives each its inputs.
-void prepare(Pass& pass, const std::shared_ptr<Module>& module, const std::vector<Tensors>& pieces) {
+void prepare(Pass& pass, const std::shared_ptr<Module>& module,
+             const std::vector<Tensors>& pieces) {
   const ModuleStructure structure(*module);
   auto& borrowed = pass.borrowed;
   if (borrowed.pool) borrowed.replicas = borrowed.pool->take(structure);
@@ -324,9 +367,11 @@ void prepare(Pass& pass, const std::shared_ptr<Module>& module, const std::vecto
   for (std::size_t i = 0; i < pass.devices.size(); ++i) {
     auto& inputs = pass.inputs.emplace_back();
     for (std::size_t k = 0; k < pieces.size(); ++k)
-      inputs.push_back(pieces[k][i].to(pass.devices[i]).detach().set_requires_grad(pass.trained[k]));
+      inputs.push_back(
+          pieces[k][i].to(pass.devices[i]).detach().set_requires_grad(pass.trained[k]));
     auto& parameters = pass.parameters.emplace_back();
-    for (const auto& parameter : (i == 0 ? *module : *borrowed.replicas->copies[i - 1].second).parameters())
+    for (const auto& parameter :
+         (i == 0 ? *module : *borrowed.replicas->copies[i - 1].second).parameters())
       if (parameter.requires_grad()) parameters.push_back(parameter);
   }
 }
@@ -334,11 +379,15 @@ void prepare(Pass& pass, const std::shared_ptr<Module>& module, const std::vecto
 }  // namespace
 
 void refuse_to_join(const char* what) {
-  throw InvalidArgument(formatted("data_parallel: the replicas returned values that cannot be joined: they differ in {}", what));
+  throw InvalidArgument(formatted(
+      "data_parallel: the replicas returned values that cannot be joined: they differ in {}",
+      what));
 }
 
-Tensors data_parallel(const std::shared_ptr<Module>& module, const Forward& forward, const Outputs& outputs, const Tensors& inputs,
-                      const DataParallelOptions& options, const std::shared_ptr<ReplicaPool>& pool) {
+Tensors data_parallel(const std::shared_ptr<Module>& module, const Forward& forward,
+                      const Outputs& outputs, const Tensors& inputs,
+                      const DataParallelOptions& options,
+                      const std::shared_ptr<ReplicaPool>& pool) {
   look_at_number_of_threads();
   auto pass = c10::make_intrusive<Pass>();
   pass->dim = options.dim;
@@ -353,8 +402,9 @@ Tensors data_parallel(const std::shared_ptr<Module>& module, const Forward& forw
   }
   pass->borrowed.pool = pool;
   prepare(*pass, module, pieces);
-  in_parallel(pass->devices,
-              [&](std::size_t i) { forward(i == 0 ? *module : *pass->borrowed.replicas->copies[i - 1].second, i, pass->inputs[i]); });
+  in_parallel(pass->devices, [&](std::size_t i) {
+    forward(i == 0 ? *module : *pass->borrowed.replicas->copies[i - 1].second, i, pass->inputs[i]);
+  });
   pass->borrowed.sound = true;
   const auto by_place = outputs();
   for (std::size_t i = 0; i < pass->devices.size(); ++i) {
@@ -362,8 +412,10 @@ Tensors data_parallel(const std::shared_ptr<Module>& module, const Forward& forw
     for (const auto& of_replicas : by_place) own.push_back(of_replicas[i]);
   }
   Tensors joined = gather(by_place, options.dim, pass->devices.front(), single);
-  const bool any_trained = std::find(pass->trained.begin(), pass->trained.end(), true) != pass->trained.end();
-  if (!gradients || joined.empty() || (!any_trained && pass->parameters.front().empty())) return joined;
+  const bool any_trained =
+      std::find(pass->trained.begin(), pass->trained.end(), true) != pass->trained.end();
+  if (!gradients || joined.empty() || (!any_trained && pass->parameters.front().empty()))
+    return joined;
   pass->joined = std::move(joined);
   Tensors tied = inputs;
   tied.insert(tied.end(), pass->parameters.front().begin(), pass->parameters.front().end());

@@ -27,16 +27,19 @@ using Tensors = std::vector<at::Tensor>;
 
 namespace {
 
-/// The number of threads that LibTorch uses is each thread's own, but at::set_num_threads also sets the one that new threads begin with.
-/// While workers take their share, one pass after the other, a new thread keeps that number and puts it back; workers wait for that.
+/// The number of threads that LibTorch uses is each thread's own, but at::set_num_threads also sets
+/// the one that new threads begin with. While workers take their share, one pass after the other, a
+/// new thread keeps that number and puts it back; workers wait for that.
 class ThreadShares {
  public:
-  /// For a thread that works with LibTorch for the first time: its number is then not that of the workers of another one's pass.
+  /// For a thread that works with LibTorch for the first time: its number is then not that of the
+  /// workers of another one's pass.
   static void look() {
     const std::lock_guard lock(starting());
     at::get_num_threads();
   }
-  explicit ThreadShares(std::size_t workers) : only_one_(starting()), taken_(static_cast<std::ptrdiff_t>(workers)) {
+  explicit ThreadShares(std::size_t workers)
+      : only_one_(starting()), taken_(static_cast<std::ptrdiff_t>(workers)) {
     share_ = std::max(1, at::get_num_threads() / static_cast<int>(workers));
     const SignalsKeptOff of_it;
     keeper_ = std::thread([this] {
@@ -50,7 +53,8 @@ class ThreadShares {
   }
   /// By each worker, once.
   void take() {
-    at::get_num_threads();  // a thread's first look sets it to what new threads begin with, also after set_num_threads
+    // a thread's first look sets it to what new threads begin with, also after set_num_threads
+    at::get_num_threads();
     at::set_num_threads(share_);
     taken_.count_down();
     put_back_.wait();
@@ -85,7 +89,8 @@ void append_to(Tensors& outputs, Tensors& gradients, const ReplicaPass& replica)
 
 void look_at_number_of_threads() { ThreadShares::look(); }
 
-void in_parallel(const std::vector<at::Device>& devices, const std::function<void(std::size_t)>& work) {
+void in_parallel(const std::vector<at::Device>& devices,
+                 const std::function<void(std::size_t)>& work) {
   const at::ThreadLocalState settings;
   const World world = World::current();
   const auto kind = devices.front().type();
@@ -103,7 +108,8 @@ void in_parallel(const std::vector<at::Device>& devices, const std::function<voi
         const at::ThreadLocalStateGuard same_settings(settings);
         const WorldScope same_world(world, WorldScope::kAlsoGlobal);
         const c10::MultiStreamGuard same_streams(streams);
-        const c10::OptionalDeviceGuard device(devices[i].is_cpu() ? std::nullopt : std::optional(devices[i]));
+        const c10::OptionalDeviceGuard device(devices[i].is_cpu() ? std::nullopt
+                                                                  : std::optional(devices[i]));
         std::optional<AutocastGuard> same_autocast;
         if (autocast) same_autocast.emplace(kind, autocast_type);
         work(i);
@@ -123,16 +129,19 @@ std::vector<Tensors> gradients_in_one_pass(const std::vector<ReplicaPass>& repli
   std::unordered_map<const void*, std::size_t> places;  // of what is wanted, each once
   for (const auto& replica : replicas) {
     for (const auto& tensor : replica.wanted)
-      if (places.emplace(tensor.unsafeGetTensorImpl(), wanted.size()).second) wanted.push_back(tensor);
+      if (places.emplace(tensor.unsafeGetTensorImpl(), wanted.size()).second)
+        wanted.push_back(tensor);
     append_to(outputs, gradients, replica);
   }
   Tensors found(wanted.size());
   if (!outputs.empty() && !wanted.empty())
-    found = torch::autograd::grad(outputs, wanted, gradients, /*retain_graph=*/false, /*create_graph=*/false, /*allow_unused=*/true);
+    found = torch::autograd::grad(outputs, wanted, gradients, /*retain_graph=*/false,
+                                  /*create_graph=*/false, /*allow_unused=*/true);
   std::vector<Tensors> of_replicas;
   for (const auto& replica : replicas) {
     auto& own = of_replicas.emplace_back();
-    for (const auto& tensor : replica.wanted) own.push_back(std::exchange(found[places.at(tensor.unsafeGetTensorImpl())], {}));
+    for (const auto& tensor : replica.wanted)
+      own.push_back(std::exchange(found[places.at(tensor.unsafeGetTensorImpl())], {}));
   }
   return of_replicas;
 }
@@ -149,7 +158,8 @@ std::vector<Tensors> gradients_in_parallel(const std::vector<ReplicaPass>& repli
       of_replicas[i].resize(replica.wanted.size());
       return;
     }
-    of_replicas[i] = torch::autograd::grad(outputs, replica.wanted, gradients, /*retain_graph=*/false, /*create_graph=*/false,
+    of_replicas[i] = torch::autograd::grad(outputs, replica.wanted, gradients,
+                                           /*retain_graph=*/false, /*create_graph=*/false,
                                            /*allow_unused=*/true);
   });
   return of_replicas;

@@ -28,7 +28,9 @@ void GradientShares::keep(const at::Tensor& parameter, const at::Tensor& reduced
   const at::NoGradGuard no_gradient;
   for (const auto index : mine->second) {
     ShardPiece& piece = pieces_[index];
-    const at::Tensor part = piece.is_whole() ? reduced.detach() : in_memory_order_of(reduced, parameter).slice(0, piece.begin, piece.end);
+    const at::Tensor part =
+        piece.is_whole() ? reduced.detach()
+                         : in_memory_order_of(reduced, parameter).slice(0, piece.begin, piece.end);
     const at::Tensor typed = part.to(parameter.scalar_type(), false, /*copy=*/true);
     const at::Tensor share = typed.to(piece.state_type());
     piece.gradient = piece.gradient.defined() ? piece.gradient.add_(share) : share;
@@ -54,8 +56,12 @@ std::vector<std::pair<std::string, at::Tensor>> GradientShares::all() const {
 
 at::Tensor GradientShares::of(const ShardPiece& piece, const MasterCopies* masters) {
   const at::Tensor& gradient = piece.parameter.grad();
-  if (!gradient.defined()) return piece.gradient;  // what there is in `.grad` where shares are kept, a user has put there
-  const at::Tensor part = piece.is_whole() ? gradient : in_memory_order_of(gradient, piece.parameter).slice(0, piece.begin, piece.end);
+  // what there is in `.grad` where shares are kept, a user has put there
+  if (!gradient.defined()) return piece.gradient;
+  const at::Tensor part =
+      piece.is_whole()
+          ? gradient
+          : in_memory_order_of(gradient, piece.parameter).slice(0, piece.begin, piece.end);
   return piece.master ? masters->wide(piece.parameter, part) : part;
 }
 

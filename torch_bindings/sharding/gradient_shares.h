@@ -1,7 +1,7 @@
 #pragma once
 /// The shares of gradients that a rank keeps with ZeRO stage 2, in the pieces of its optimizer
-/// (torch_bindings/sharding/optimizer_shards.h). Threads: as GradientKeeper says. Refers to the pieces, which hold the shares. Errors: none
-/// of its own.
+/// (torch_bindings/sharding/optimizer_shards.h). Threads: as GradientKeeper says. Refers to the
+/// pieces, which hold the shares. Errors: none of its own.
 // Tested in tests/torch_bindings/sharding/shard_gradients_test.cc
 
 #include <ATen/core/Tensor.h>
@@ -31,16 +31,19 @@ class GradientShares final : public GradientKeeper {
   void keep(const at::Tensor& parameter, const at::Tensor& reduced) override;
   void drop(const at::Tensor& parameter) override;
   void drop_all();
-  /// Returns them, in the order of the pieces, with the names of their parameters: of 16-bit parameters with masters in fp32.
+  /// Returns them, in the order of the pieces, with the names of their parameters: of 16-bit
+  /// parameters with masters in fp32.
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> all() const;
-  /// Returns the gradient that the wrapped optimizer sees of one of this rank's pieces; undefined if there is none. `masters`: those of
-  /// 16-bit parameters; null without any.
+  /// Returns the gradient that the wrapped optimizer sees of one of this rank's pieces; undefined
+  /// if there is none. `masters`: those of 16-bit parameters; null without any.
   [[nodiscard]] static at::Tensor of(const ShardPiece& piece, const MasterCopies* masters);
 
  private:
   ShardPieces& pieces_;
-  std::unordered_map<const void*, std::vector<std::size_t>> mine_;    ///< by parameter: this rank's pieces
-  std::unordered_map<const void*, std::vector<std::int64_t>> parts_;  ///< by parameter: elements in each share
+  std::unordered_map<const void*, std::vector<std::size_t>>
+      mine_;  ///< by parameter: this rank's pieces
+  std::unordered_map<const void*, std::vector<std::int64_t>>
+      parts_;  ///< by parameter: elements in each share
   bool are_kept_ = false;
 };
 

@@ -39,30 +39,35 @@ void OptimizerShards::refuse_shares(const Optimizer& optimizer) {
   const std::lock_guard lock(all->mutex);
   if (all->optimizers.contains(&optimizer))
     throw InvalidArgument(
-        "the state of this optimizer is in shares: another DistributedOptimizer with shard_optimizer_state is around it; call its "
-        "unshard() "
-        "on all ranks, or end it, first");
+        "the state of this optimizer is in shares: another DistributedOptimizer with "
+        "shard_optimizer_state is around it; call its unshard() on all ranks, or end it, first");
   for (const auto& [key, state] : optimizer.state())
     if (state && detail::is_left_over(*state))
       throw InvalidArgument(
-          "the state of this optimizer was in shares when the DistributedOptimizer around it ended, and is not whole; call unshard() on "
-          "all "
-          "ranks before that, or make the optimizer anew (or clear its state()) to start without a state");
+          "the state of this optimizer was in shares when the DistributedOptimizer around it "
+          "ended, and is not whole; call unshard() on all ranks before that, or make the optimizer "
+          "anew (or clear its state()) to start without a state");
 }
 
-OptimizerShards::OptimizerShards(Optimizer& wrapped, const ProcessSet& process_set, std::string name, const Named& parameters,
-                                 bool share_parameters, detail::MasterCopies* masters, const Runs& runs)
+OptimizerShards::OptimizerShards(Optimizer& wrapped, const ProcessSet& process_set,
+                                 std::string name, const Named& parameters, bool share_parameters,
+                                 detail::MasterCopies* masters, const Runs& runs)
     : wrapped_(wrapped),
       process_set_(process_set),
-      shared_(share_parameters && process_set.size() > 1 ? std::make_unique<SharedParameters>(process_set, name) : nullptr),
+      shared_(share_parameters && process_set.size() > 1
+                  ? std::make_unique<SharedParameters>(process_set, name)
+                  : nullptr),
       self_(shared_ ? shared_->self() : static_cast<std::size_t>(process_set.rank())),
       masters_(masters),
       is_known_(detail::fresh_state(wrapped) != nullptr),
-      exchange_(pieces_, process_set, shared_ ? shared_->owners() : process_set.ranks(), std::move(name)),
+      exchange_(pieces_, process_set, shared_ ? shared_->owners() : process_set.ranks(),
+                std::move(name)),
       state_(wrapped, pieces_, exchange_),
       stepped_(!wrapped.state().empty()) {
   if (dynamic_cast<const torch::optim::LBFGS*>(&wrapped) != nullptr)
-    throw InvalidArgument("shard_optimizer_state: LBFGS looks at all parameters at once, so its state cannot be shared out");
+    throw InvalidArgument(
+        "shard_optimizer_state: LBFGS looks at all parameters at once, so its state cannot be "
+        "shared out");
   add(parameters, 0, runs);
   mark();
   const auto all = shared_out();
@@ -82,12 +87,13 @@ OptimizerShards::~OptimizerShards() {
   const bool had_state = has_state();
   for (const auto& piece : pieces_) wrapped_.state().erase(piece.tensor.unsafeGetTensorImpl());
   if (!had_state) return;
-  for (const auto& piece : pieces_) wrapped_.state()[piece.parameter.unsafeGetTensorImpl()] = detail::state_in_shares(wrapped_);
+  for (const auto& piece : pieces_)
+    wrapped_.state()[piece.parameter.unsafeGetTensorImpl()] = detail::state_in_shares(wrapped_);
 }
 
-/// Marks the state, so that torch::save of the wrapped optimizer does not write this rank's share as if it were all: by a state of no
-/// parameter, that refuses.
-/// Its tensors have no elements, so that who goes through all states meets nothing unusual.
+/// Marks the state, so that torch::save of the wrapped optimizer does not write this rank's share
+/// as if it were all: by a state of no parameter, that refuses. Its tensors have no elements, so
+/// that who goes through all states meets nothing unusual.
 void OptimizerShards::mark() {
   if (!is_known_) return;
   auto state = detail::state_in_shares(wrapped_);
@@ -137,19 +143,23 @@ void OptimizerShards::add(const Named& parameters, std::size_t first, const Runs
   arrange();
 }
 
-/// Cuts new parameters: into equal shares, or between parameters where the optimizer must see whole ones.
-detail::ShardPieces OptimizerShards::cut(detail::NamedParameters parameters, const Runs& runs) const {
+/// Cuts new parameters: into equal shares, or between parameters where the optimizer must see whole
+/// ones.
+detail::ShardPieces OptimizerShards::cut(detail::NamedParameters parameters,
+                                         const Runs& runs) const {
   const std::size_t shares = exchange_.owners().size();
-  return detail::steps_by_element(wrapped_) ? detail::cut_into_shares(parameters, runs, shares, pieces_)
-                                            : detail::deal_to_shares(parameters, shares, pieces_);
+  return detail::steps_by_element(wrapped_)
+             ? detail::cut_into_shares(parameters, runs, shares, pieces_)
+             : detail::deal_to_shares(parameters, shares, pieces_);
 }
 
 /// Makes what the wrapped optimizer steps in the piece's place.
-void OptimizerShards::make_tensor(Piece& piece, const detail::MasterCopies::Masters& masters) const {
+void OptimizerShards::make_tensor(Piece& piece,
+                                  const detail::MasterCopies::Masters& masters) const {
   if (piece.has_master && piece.is_mine) {
     const auto whole = masters.find(piece.parameter.unsafeGetTensorImpl());
-    piece.master.emplace(piece.parameter, whole == masters.end() ? at::Tensor() : whole->second, piece.begin,
-                         piece.is_whole() ? -1 : piece.end);
+    piece.master.emplace(piece.parameter, whole == masters.end() ? at::Tensor() : whole->second,
+                         piece.begin, piece.is_whole() ? -1 : piece.end);
     piece.tensor = piece.master->tensor();
   } else if (is_known_) {
     piece.tensor = piece.is_whole() ? piece.parameter.detach() : piece.travels.detach();
@@ -163,13 +173,15 @@ void OptimizerShards::follow_memory() {
   for (auto& piece : pieces_) {
     const at::Tensor now = piece.view();
     if (now.const_data_ptr() == piece.travels.const_data_ptr()) continue;
-    if (piece.parameter.strides() != at::IntArrayRef(piece.strides) || !piece.parameter.options().type_equal(piece.travels.options()))
-      throw InvalidArgument(
-          formatted("shard_optimizer_state: parameter '{}' has another layout, type or device than when its optimizer was wrapped; change "
-                    "the model first and wrap the optimizer then",
-                    piece.name));
+    if (piece.parameter.strides() != at::IntArrayRef(piece.strides) ||
+        !piece.parameter.options().type_equal(piece.travels.options()))
+      throw InvalidArgument(formatted(
+          "shard_optimizer_state: parameter '{}' has another layout, type or device than when its "
+          "optimizer was wrapped; change the model first and wrap the optimizer then",
+          piece.name));
     piece.travels = now;
-    if (is_known_ && !piece.master) piece.tensor.set_data(piece.is_whole() ? piece.parameter.detach() : now.detach());
+    if (is_known_ && !piece.master)
+      piece.tensor.set_data(piece.is_whole() ? piece.parameter.detach() : now.detach());
   }
 }
 
@@ -184,7 +196,8 @@ void OptimizerShards::arrange() {
     auto& share = shares_.emplace_back();
     for (const auto& parameter : group.params()) {
       const auto found = mine.find(parameter.unsafeGetTensorImpl());
-      if (found != mine.end()) share.insert(share.end(), found->second.begin(), found->second.end());
+      if (found != mine.end())
+        share.insert(share.end(), found->second.begin(), found->second.end());
     }
   }
 }
@@ -198,17 +211,19 @@ void OptimizerShards::check_untouched() {
   if (!is_known_ || states_checked_ == wrapped_.state().size()) return;
   for (const auto& piece : pieces_)
     if (wrapped_.state().count(piece.parameter.unsafeGetTensorImpl()) > 0)
-      throw InvalidArgument(formatted(
-          "the optimizer was stepped by itself while its state is in shares (it now has a state of its own for parameter '{}'): step "
-          "the DistributedOptimizer around it, or call unshard() on all ranks first",
-          piece.name));
+      throw InvalidArgument(
+          formatted("the optimizer was stepped by itself while its state is in shares (it now has "
+                    "a state of its own for parameter '{}'): step the DistributedOptimizer around "
+                    "it, or call unshard() on all ranks first",
+                    piece.name));
   states_checked_ = wrapped_.state().size();
 }
 
 void OptimizerShards::lend() {
   if (std::exchange(lent_, true)) return;
   const at::NoGradGuard no_gradient;
-  for (std::size_t g = 0; g < shares_.size(); ++g) std::swap(wrapped_.param_groups()[g].params(), shares_[g]);
+  for (std::size_t g = 0; g < shares_.size(); ++g)
+    std::swap(wrapped_.param_groups()[g].params(), shares_[g]);
   stepped_ = true;
   follow_memory();
   try {
@@ -223,14 +238,16 @@ void OptimizerShards::lend() {
   }
 }
 
-/// Returns whether the wrapped optimizer steps another tensor than the parameter here, or with another gradient than `.grad`.
+/// Returns whether the wrapped optimizer steps another tensor than the parameter here, or with
+/// another gradient than `.grad`.
 bool OptimizerShards::is_lent_apart(const Piece& piece) const {
   return piece.is_mine && (gradients_.are_kept() || !piece.tensor.is_same(piece.parameter));
 }
 
 void OptimizerShards::take_back() {
   if (!std::exchange(lent_, false)) return;
-  for (std::size_t g = 0; g < shares_.size(); ++g) std::swap(wrapped_.param_groups()[g].params(), shares_[g]);
+  for (std::size_t g = 0; g < shares_.size(); ++g)
+    std::swap(wrapped_.param_groups()[g].params(), shares_[g]);
   const at::NoGradGuard no_gradient;
   for (auto& piece : pieces_) {
     if (!is_lent_apart(piece)) continue;
@@ -277,13 +294,16 @@ void OptimizerShards::resume_update() {
 void OptimizerShards::share_pieces(const std::string& refusal) {
   const at::NoGradGuard no_gradient;
   std::vector<at::Tensor> tensors;
-  for (auto& piece : pieces_) tensors.push_back(refusal.empty() ? piece.travels : piece.travels.unsqueeze(0));  // which is a Mismatch
+  // which is a Mismatch
+  for (auto& piece : pieces_)
+    tensors.push_back(refusal.empty() ? piece.travels : piece.travels.unsqueeze(0));
   try {
     exchange_.broadcast(tensors, "parameters");
   } catch (const Deadlock&) {  // the others are somewhere else
     throw;
   } catch (const Mismatch& error) {
-    const std::string mine = refusal.empty() ? "" : formatted("; rank {} has made no step: {}", rank(), refusal);
+    const std::string mine =
+        refusal.empty() ? "" : formatted("; rank {} has made no step: {}", rank(), refusal);
     const std::string all = detail::said_by_all(mine, exchange_.name() + "/refused", process_set_);
     if (all.empty()) throw;
     for (std::size_t i = 0; i < pieces_.size(); ++i) tensors[i] = pieces_[i].travels;
@@ -298,10 +318,15 @@ void OptimizerShards::give_back() {
   if (is_known_) {
     wrapped_.state() = state_.gather();
   } else {
-    at::Tensor states = at::full({1}, static_cast<std::int64_t>(wrapped_.state().size()), at::kLong);
-    allreduce_(states, {.name = exchange_.name() + "/states", .op = ReduceOp::Max, .process_set = process_set_});
+    at::Tensor states =
+        at::full({1}, static_cast<std::int64_t>(wrapped_.state().size()), at::kLong);
+    allreduce_(
+        states,
+        {.name = exchange_.name() + "/states", .op = ReduceOp::Max, .process_set = process_set_});
     if (states.item<std::int64_t>() > 0)
-      throw InvalidArgument("unshard(): LibTorch does not know this optimizer, so its state, which is in shares, cannot be put together");
+      throw InvalidArgument(
+          "unshard(): LibTorch does not know this optimizer, so its state, which is in shares, "
+          "cannot be put together");
   }
   given_back_ = true;
   if (masters_ != nullptr) masters_->adopt(masters);
@@ -333,7 +358,8 @@ void OptimizerShards::save(torch::serialize::OutputArchive& archive, std::option
   wrapped_.save(archive);
 }
 
-void OptimizerShards::load(const std::function<void()>& load_wrapped, torch::serialize::InputArchive& archive,
+void OptimizerShards::load(const std::function<void()>& load_wrapped,
+                           torch::serialize::InputArchive& archive,
                            detail::CheckpointReader* reader) {
   const at::NoGradGuard no_gradient;
   detail::MasterCopies::Masters masters;
@@ -349,7 +375,8 @@ void OptimizerShards::load(const std::function<void()>& load_wrapped, torch::ser
   state_.keep(std::exchange(wrapped_.state(), {}), reader);
   mark();
   for (auto& piece : pieces_)
-    if (const auto whole = masters.find(piece.parameter.unsafeGetTensorImpl()); piece.master && whole != masters.end())
+    if (const auto whole = masters.find(piece.parameter.unsafeGetTensorImpl());
+        piece.master && whole != masters.end())
       piece.master->load(whole->second);
 }
 

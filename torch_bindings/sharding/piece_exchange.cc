@@ -19,14 +19,21 @@ constexpr std::int64_t kPortionBytes = std::int64_t{1} << 20;
 
 }  // namespace
 
-PieceExchange::PieceExchange(const ShardPieces& pieces, ProcessSet process_set, std::vector<int> owners, std::string name)
-    : pieces_(pieces), process_set_(std::move(process_set)), owners_(std::move(owners)), name_(std::move(name)) {}
+PieceExchange::PieceExchange(const ShardPieces& pieces, ProcessSet process_set,
+                             std::vector<int> owners, std::string name)
+    : pieces_(pieces),
+      process_set_(std::move(process_set)),
+      owners_(std::move(owners)),
+      name_(std::move(name)) {}
 
 bool PieceExchange::gets_whole(std::optional<int> only) { return !only || *only == hvd::rank(); }
 
-void PieceExchange::broadcast(const std::vector<at::Tensor>& tensors, const std::string& what) const {
+void PieceExchange::broadcast(const std::vector<at::Tensor>& tensors,
+                              const std::string& what) const {
   if (process_set_.size() == 1) return;
-  std::map<std::pair<std::size_t, std::string>, std::pair<std::vector<at::Tensor>, std::vector<std::string>>> groups;
+  std::map<std::pair<std::size_t, std::string>,
+           std::pair<std::vector<at::Tensor>, std::vector<std::string>>>
+      groups;
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     if (!tensors[i].defined() || tensors[i].numel() == 0) continue;
     const ShardPiece& piece = pieces_[i];
@@ -37,15 +44,17 @@ void PieceExchange::broadcast(const std::vector<at::Tensor>& tensors, const std:
   }
   std::vector<Handle<std::vector<at::Tensor>>> handles;
   for (auto& [key, group] : groups)
-    handles.push_back(grouped_broadcast_async_(std::move(group.first), std::move(group.second),
-                                               {.name = formatted("{}/{} of rank {} on {}", name_, what, owners_[key.first], key.second),
-                                                .root_rank = owners_[key.first],
-                                                .process_set = process_set_}));
+    handles.push_back(grouped_broadcast_async_(
+        std::move(group.first), std::move(group.second),
+        {.name = formatted("{}/{} of rank {} on {}", name_, what, owners_[key.first], key.second),
+         .root_rank = owners_[key.first],
+         .process_set = process_set_}));
   for (const auto& handle : handles) handle.wait();
 }
 
-void PieceExchange::gather(const std::vector<at::Tensor>& whole, const std::vector<at::Tensor>& own, const std::vector<std::int64_t>& bytes,
-                           const std::string& what, std::optional<int> only) const {
+void PieceExchange::gather(const std::vector<at::Tensor>& whole, const std::vector<at::Tensor>& own,
+                           const std::vector<std::int64_t>& bytes, const std::string& what,
+                           std::optional<int> only) const {
   if (!only || process_set_.size() == 1) {
     for (std::size_t i = 0; i < pieces_.size(); ++i)
       if (own[i].defined() && whole[i].defined()) whole[i].copy_(own[i]);
@@ -54,12 +63,16 @@ void PieceExchange::gather(const std::vector<at::Tensor>& whole, const std::vect
   const auto ranks = process_set_.ranks();
   const auto root = std::find(ranks.begin(), ranks.end(), *only);
   if (root == ranks.end()) return;
-  const auto in_bytes = [](const at::Tensor& tensor) { return in_memory_order(tensor).view(at::kByte); };
-  // Calls `part(piece, first, count)` for the bytes from `at` on that the owner of a share sends at once.
+  const auto in_bytes = [](const at::Tensor& tensor) {
+    return in_memory_order(tensor).view(at::kByte);
+  };
+  // Calls `part(piece, first, count)` for the bytes from `at` on that the owner of a share sends at
+  // once.
   const auto for_each_part = [&](int sender, std::int64_t at, const auto& part) {
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       if (owners_[pieces_[i].owner] != sender) continue;
-      const std::int64_t begin = std::max<std::int64_t>(0, at), end = std::min(bytes[i], at + kPortionBytes);
+      const std::int64_t begin = std::max<std::int64_t>(0, at),
+                         end = std::min(bytes[i], at + kPortionBytes);
       if (begin < end) part(i, begin, end - begin);
       at -= bytes[i];
     }
@@ -67,21 +80,27 @@ void PieceExchange::gather(const std::vector<at::Tensor>& whole, const std::vect
   std::map<int, std::int64_t> all;
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     all[owners_[pieces_[i].owner]] += bytes[i];
-    if (gets_whole(only) && owners_[pieces_[i].owner] == *only && own[i].defined()) whole[i].copy_(own[i]);
+    if (gets_whole(only) && owners_[pieces_[i].owner] == *only && own[i].defined())
+      whole[i].copy_(own[i]);
   }
   all.erase(*only);
   std::int64_t most = 0;
   for (const auto& [sender, count] : all) most = std::max(most, count);
-  std::optional<std::size_t> current;  // the piece whose bytes these are: what has to be turned is turned once, not for each portion
+  // the piece whose bytes these are: what has to be turned is turned once, not for each portion
+  std::optional<std::size_t> current;
   at::Tensor current_bytes;
   const auto bytes_to_send = [&](std::size_t i) -> const at::Tensor& {
     if (current == i) return current_bytes;
     const ShardPiece& piece = pieces_[i];
     const at::Tensor typed = own[i].to(piece.state_type());
-    const bool is_turned = piece.is_whole() && typed.sizes() == piece.parameter.sizes();  // it may lie in another order than `whole`
-    const at::Tensor like = is_turned ? at::empty_like(piece.parameter, typed.options().requires_grad(false)) : at::Tensor();
+    // it may lie in another order than `whole`
+    const bool is_turned = piece.is_whole() && typed.sizes() == piece.parameter.sizes();
+    const at::Tensor like =
+        is_turned ? at::empty_like(piece.parameter, typed.options().requires_grad(false))
+                  : at::Tensor();
     current = i;
-    return current_bytes = (is_turned ? in_memory_order_of(typed, like) : in_memory_order(typed)).view(at::kByte);
+    return current_bytes = (is_turned ? in_memory_order_of(typed, like) : in_memory_order(typed))
+                               .view(at::kByte);
   };
   for (std::int64_t at = 0; at < most; at += kPortionBytes) {
     std::vector<at::Tensor> parts{torch::empty({0}, torch::kUInt8)};
@@ -93,7 +112,10 @@ void PieceExchange::gather(const std::vector<at::Tensor>& whole, const std::vect
     const at::Tensor splits = torch::zeros({process_set_.size()}, torch::kInt64);
     splits[root - ranks.begin()] = mine.numel();
     const at::Tensor received =
-        alltoall(mine, {.name = formatted("{}/{} to rank {}", name_, what, *only), .splits = splits, .process_set = process_set_}).output;
+        alltoall(mine, {.name = formatted("{}/{} to rank {}", name_, what, *only),
+                        .splits = splits,
+                        .process_set = process_set_})
+            .output;
     std::int64_t place = 0;
     for (const int sender : gets_whole(only) ? ranks : std::vector<int>{})
       if (sender != *only)

@@ -1,6 +1,6 @@
 #pragma once
-/// The pieces in which an optimizer's work is shared out over ranks, and how parameters are cut into them. Functions and values only; any
-/// thread. Throw nothing.
+/// The pieces in which an optimizer's work is shared out over ranks, and how parameters are cut
+/// into them. Functions and values only; any thread. Throw nothing.
 
 #include <ATen/core/Tensor.h>
 
@@ -21,21 +21,27 @@ struct ShardPiece {
   std::string name;  ///< of the parameter
   at::Tensor parameter;
   std::int64_t begin = 0, end = 0;
-  std::size_t owner = 0;              ///< the share that it is in
-  bool is_mine = false;               ///< it is in the share of this rank
-  bool has_master = false;            ///< its owner steps a master in fp32, of a 16-bit parameter
-  at::Tensor tensor;                  ///< what the wrapped optimizer steps: the parameter itself if that must see whole ones
-  at::Tensor travels;                 ///< the same elements, dense
+  std::size_t owner = 0;    ///< the share that it is in
+  bool is_mine = false;     ///< it is in the share of this rank
+  bool has_master = false;  ///< its owner steps a master in fp32, of a 16-bit parameter
+  at::Tensor tensor;   ///< what the wrapped optimizer steps: the parameter itself if that must see
+                       ///< whole ones
+  at::Tensor travels;  ///< the same elements, dense
   std::vector<std::int64_t> strides;  ///< of the parameter
-  std::optional<MasterCopy> master;   ///< of this rank's piece, where there are masters: that is stepped
-  at::Tensor gradient;                ///< this rank's share of it, where `.grad` does not have it
+  std::optional<MasterCopy>
+      master;           ///< of this rank's piece, where there are masters: that is stepped
+  at::Tensor gradient;  ///< this rank's share of it, where `.grad` does not have it
 
   [[nodiscard]] bool is_whole() const { return begin == 0 && end == parameter.numel(); }
   /// Returns the elements where they are, dense; all of a parameter whose memory has gaps.
   [[nodiscard]] at::Tensor view() const;
-  [[nodiscard]] at::ScalarType state_type() const { return has_master ? at::kFloat : parameter.scalar_type(); }
+  [[nodiscard]] at::ScalarType state_type() const {
+    return has_master ? at::kFloat : parameter.scalar_type();
+  }
   /// Returns the bytes of one tensor of the state.
-  [[nodiscard]] std::int64_t state_bytes() const { return (end - begin) * static_cast<std::int64_t>(c10::elementSize(state_type())); }
+  [[nodiscard]] std::int64_t state_bytes() const {
+    return (end - begin) * static_cast<std::int64_t>(c10::elementSize(state_type()));
+  }
 };
 
 using ShardPieces = std::vector<ShardPiece>;
@@ -43,10 +49,13 @@ using NamedParameters = std::span<const std::pair<std::string, at::Tensor>>;
 /// Parameters that are laid end to end and cut together; none: all are.
 using ShardRuns = std::vector<std::vector<at::Tensor>>;
 
-/// Cuts the parameters into pieces, each run as if its parameters lay end to end, into `shares` shares of equal bytes. `known`: the pieces
-/// from before; without runs the share that has least of them comes first.
-ShardPieces cut_into_shares(NamedParameters parameters, const ShardRuns& runs, std::size_t shares, const ShardPieces& known);
+/// Cuts the parameters into pieces, each run as if its parameters lay end to end, into `shares`
+/// shares of equal bytes. `known`: the pieces from before; without runs the share that has least of
+/// them comes first.
+ShardPieces cut_into_shares(NamedParameters parameters, const ShardRuns& runs, std::size_t shares,
+                            const ShardPieces& known);
 /// Deals whole parameters, the largest first, each to the share that has least.
-ShardPieces deal_to_shares(NamedParameters parameters, std::size_t shares, const ShardPieces& known);
+ShardPieces deal_to_shares(NamedParameters parameters, std::size_t shares,
+                           const ShardPieces& known);
 
 }  // namespace hvd::detail

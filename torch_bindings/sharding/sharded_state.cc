@@ -16,7 +16,9 @@ namespace hvd::detail {
 
 ShardedState::States ShardedState::gather(std::optional<int> only) const {
   if (!fresh_state(wrapped_))
-    throw InvalidArgument("shard_optimizer_state: LibTorch does not know this optimizer, so its state cannot be put together to be saved");
+    throw InvalidArgument(
+        "shard_optimizer_state: LibTorch does not know this optimizer, so its state cannot be put "
+        "together to be saved");
   // What there is of each piece: whether it has a state, which tensors that has, and its step.
   at::Tensor known = at::zeros({static_cast<std::int64_t>(pieces_.size()), 3}, at::kLong);
   auto word = known.accessor<std::int64_t, 2>();
@@ -32,15 +34,19 @@ ShardedState::States ShardedState::gather(std::optional<int> only) const {
     if (parts.step != nullptr) word[row][2] = *parts.step;
   }
   // Zeros but from the owner; from one on each host, where each has a copy.
-  allreduce_(known, {.name = exchange_.name() + "/state", .op = ReduceOp::Max, .process_set = exchange_.process_set()});
-  if (pieces_.empty() || known.select(1, 0).max().item<std::int64_t>() < 2) return gather_parts(known, only);
+  allreduce_(known, {.name = exchange_.name() + "/state",
+                     .op = ReduceOp::Max,
+                     .process_set = exchange_.process_set()});
+  if (pieces_.empty() || known.select(1, 0).max().item<std::int64_t>() < 2)
+    return gather_parts(known, only);
   throw InvalidArgument(
-      "shard_optimizer_state: the optimizer keeps states of a type of its own, which derives from one of LibTorch's; what that has besides "
-      "cannot be put together");
+      "shard_optimizer_state: the optimizer keeps states of a type of its own, which derives from "
+      "one of LibTorch's; what that has besides cannot be put together");
 }
 
 /// Puts the states together. `known`: what there is of each piece on its owner.
-ShardedState::States ShardedState::gather_parts(const at::Tensor& known, std::optional<int> only) const {
+ShardedState::States ShardedState::gather_parts(const at::Tensor& known,
+                                                std::optional<int> only) const {
   const auto word = known.accessor<std::int64_t, 2>();
   States whole;
   const std::size_t fields = parts_of(*fresh_state(wrapped_)).tensors.size();
@@ -52,7 +58,8 @@ ShardedState::States ShardedState::gather_parts(const at::Tensor& known, std::op
       const auto row = static_cast<std::int64_t>(i);
       if (word[row][0] == 0) continue;
       const bool has = (word[row][1] >> t & 1) != 0;
-      if (has && piece.is_mine) own[i] = *parts_of(*wrapped_.state().at(piece.tensor.unsafeGetTensorImpl())).tensors[t];
+      if (has && piece.is_mine)
+        own[i] = *parts_of(*wrapped_.state().at(piece.tensor.unsafeGetTensorImpl())).tensors[t];
       if (has) bytes[i] = piece.state_bytes();
       if (!PieceExchange::gets_whole(only)) continue;
       const at::Tensor& parameter = piece.parameter;
@@ -62,7 +69,9 @@ ShardedState::States ShardedState::gather_parts(const at::Tensor& known, std::op
       if (parts.step != nullptr) *parts.step = word[row][2];
       if (!has) continue;
       at::Tensor& all = *parts.tensors[t];
-      if (!all.defined()) all = at::zeros_like(parameter, parameter.options().requires_grad(false).dtype(piece.state_type()));
+      if (!all.defined())
+        all = at::zeros_like(parameter,
+                             parameter.options().requires_grad(false).dtype(piece.state_type()));
       tensors[i] = piece.is_whole() ? all : in_memory_order(all).slice(0, piece.begin, piece.end);
     }
     exchange_.gather(tensors, own, bytes, formatted("state {}", t), only);
@@ -77,8 +86,9 @@ void ShardedState::keep(States whole, CheckpointReader* reader) const {
     if (!piece.is_mine || found == whole.end()) continue;
     for (const at::Tensor* const tensor : parts_of(*found->second).tensors)
       if (tensor->defined() && tensor->sizes() != piece.parameter.sizes())
-        throw InvalidArgument(formatted("the state of parameter '{}' has shape {}, and the parameter {}", piece.name,
-                                        to_string(tensor->sizes().vec()), to_string(piece.parameter.sizes().vec())));
+        throw InvalidArgument(
+            formatted("the state of parameter '{}' has shape {}, and the parameter {}", piece.name,
+                      to_string(tensor->sizes().vec()), to_string(piece.parameter.sizes().vec())));
     if (piece.is_whole()) {
       for (at::Tensor* const tensor : parts_of(*found->second).tensors) {
         if (reader != nullptr) reader->want(*tensor);
@@ -97,14 +107,18 @@ void ShardedState::keep(States whole, CheckpointReader* reader) const {
   }
 }
 
-/// Returns the elements of the piece, in the order of the parameter's memory, in memory of their own.
-at::Tensor ShardedState::part_of(const at::Tensor& whole, const ShardPiece& piece, CheckpointReader* reader) {
+/// Returns the elements of the piece, in the order of the parameter's memory, in memory of their
+/// own.
+at::Tensor ShardedState::part_of(const at::Tensor& whole, const ShardPiece& piece,
+                                 CheckpointReader* reader) {
   if (reader == nullptr || !reader->is_unread(whole))
     return in_memory_order_of(whole, piece.parameter)
         .slice(0, piece.begin, piece.end)
         .to(piece.has_master ? at::kFloat : whole.scalar_type(), false, /*copy=*/true);
-  if (whole.strides() != piece.parameter.strides()) {  // it comes in an order of its own, and so as a whole
-    const at::Tensor ordered = at::empty_strided(piece.parameter.sizes(), piece.parameter.strides(), whole.options());
+  // it comes in an order of its own, and so as a whole
+  if (whole.strides() != piece.parameter.strides()) {
+    const at::Tensor ordered =
+        at::empty_strided(piece.parameter.sizes(), piece.parameter.strides(), whole.options());
     reader->want(ordered, whole);
     return in_memory_order(ordered).slice(0, piece.begin, piece.end);
   }
@@ -124,7 +138,9 @@ MasterCopies::Masters ShardedState::gather_masters(std::optional<int> only) cons
     if (piece.master) own[i] = piece.master->tensor();
     if (!PieceExchange::gets_whole(only)) continue;
     at::Tensor& whole = all[piece.parameter.unsafeGetTensorImpl()];
-    if (!whole.defined()) whole = at::zeros_like(piece.parameter, piece.parameter.options().requires_grad(false).dtype(at::kFloat));
+    if (!whole.defined())
+      whole = at::zeros_like(piece.parameter,
+                             piece.parameter.options().requires_grad(false).dtype(at::kFloat));
     tensors[i] = piece.is_whole() ? whole : in_memory_order(whole).slice(0, piece.begin, piece.end);
   }
   exchange_.gather(tensors, own, bytes, "masters", only);

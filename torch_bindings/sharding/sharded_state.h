@@ -1,8 +1,10 @@
 #pragma once
-/// An optimizer's state of which each rank has that of its pieces: put together, and dealt again. Thread: the optimizer's. Refers to the
-/// optimizer, whose `state()` holds this rank's, to the pieces and to their exchange. Errors: InvalidArgument, on all ranks, for an
-/// optimizer or a state that LibTorch does not know; what the exchange throws.
-// Tested in tests/torch_bindings/sharding/optimizer_shards_test.cc, tests/torch_bindings/what_if/what_if_sharded_test.cc
+/// An optimizer's state of which each rank has that of its pieces: put together, and dealt again.
+/// Thread: the optimizer's. Refers to the optimizer, whose `state()` holds this rank's, to the
+/// pieces and to their exchange. Errors: InvalidArgument, on all ranks, for an optimizer or a state
+/// that LibTorch does not know; what the exchange throws.
+// Tested in tests/torch_bindings/sharding/optimizer_shards_test.cc,
+// tests/torch_bindings/what_if/what_if_sharded_test.cc
 
 #include <torch/optim/optimizer.h>
 
@@ -22,19 +24,23 @@ class ShardedState {
  public:
   using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
-  ShardedState(torch::optim::Optimizer& wrapped, const ShardPieces& pieces, const PieceExchange& exchange)
+  ShardedState(torch::optim::Optimizer& wrapped, const ShardPieces& pieces,
+               const PieceExchange& exchange)
       : wrapped_(wrapped), pieces_(pieces), exchange_(exchange) {}
 
-  /// Collective. Returns the whole state, by parameter, on every rank or on `only` one. It stays in shares.
+  /// Collective. Returns the whole state, by parameter, on every rank or on `only` one. It stays in
+  /// shares.
   [[nodiscard]] States gather(std::optional<int> only = {}) const;
   /// Collective. Returns the masters of all 16-bit parameters, likewise.
   [[nodiscard]] MasterCopies::Masters gather_masters(std::optional<int> only = {}) const;
-  /// Gives the optimizer this rank's share of `whole`, which is by parameter. `reader`: of tensors whose values are in a file still.
+  /// Gives the optimizer this rank's share of `whole`, which is by parameter. `reader`: of tensors
+  /// whose values are in a file still.
   void keep(States whole, CheckpointReader* reader = nullptr) const;
 
  private:
   [[nodiscard]] States gather_parts(const at::Tensor& known, std::optional<int> only) const;
-  [[nodiscard]] static at::Tensor part_of(const at::Tensor& whole, const ShardPiece& piece, CheckpointReader* reader);
+  [[nodiscard]] static at::Tensor part_of(const at::Tensor& whole, const ShardPiece& piece,
+                                          CheckpointReader* reader);
 
   torch::optim::Optimizer& wrapped_;
   const ShardPieces& pieces_;

@@ -19,7 +19,8 @@ namespace hvd::detail {
 
 namespace {
 
-/// Below it a buffer travels each time: that costs less than to be told of a change that no version counter has seen.
+/// Below it a buffer travels each time: that costs less than to be told of a change that no version
+/// counter has seen.
 constexpr std::size_t kLargeBytes = std::size_t{64} << 10;
 
 /// Kernels write to running statistics past their version counters.
@@ -28,16 +29,21 @@ bool is_statistic(std::string_view name) {
   return last == "running_mean" || last == "running_var";
 }
 
-std::int64_t version_of(const at::Tensor& buffer) { return buffer.is_inference() ? -1 : static_cast<std::int64_t>(buffer._version()); }
+std::int64_t version_of(const at::Tensor& buffer) {
+  return buffer.is_inference() ? -1 : static_cast<std::int64_t>(buffer._version());
+}
 
 /// In the order of their names, each once.
 SharedBuffers::Named buffers_of(const torch::nn::Module& module) {
   SharedBuffers::Named buffers;
   for (const auto& item : module.named_buffers())
     if (item.value().defined()) buffers.emplace_back(item.key(), item.value());
-  std::sort(buffers.begin(), buffers.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::sort(buffers.begin(), buffers.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
   std::unordered_set<const void*> known;
-  std::erase_if(buffers, [&known](const auto& buffer) { return !known.insert(buffer.second.unsafeGetTensorImpl()).second; });
+  std::erase_if(buffers, [&known](const auto& buffer) {
+    return !known.insert(buffer.second.unsafeGetTensorImpl()).second;
+  });
   return buffers;
 }
 
@@ -49,7 +55,9 @@ struct PackedBuffers {
   at::Tensor all;
 
   [[nodiscard]] bool are_plain() const {
-    return std::all_of(buffers.begin(), buffers.end(), [](const auto& buffer) { return buffer.is_cpu() && buffer.is_contiguous(); });
+    return std::all_of(buffers.begin(), buffers.end(), [](const auto& buffer) {
+      return buffer.is_cpu() && buffer.is_contiguous();
+    });
   }
   void pack(at::Device device) {
     if (!are_plain()) {
@@ -93,9 +101,11 @@ class SharedBuffers::Sharing {
     std::uint64_t digest = 0;
     for (const auto& [name, buffer] : all) {
       digest = digest_of(static_cast<std::uint64_t>(buffer.scalar_type()), digest_of(name, digest));
-      for (const auto size : buffer.sizes()) digest = digest_of(static_cast<std::uint64_t>(size), digest);
+      for (const auto size : buffer.sizes())
+        digest = digest_of(static_cast<std::uint64_t>(size), digest);
       if (buffer.nbytes() < kLargeBytes || is_statistic(name)) {
-        by_type[buffer.scalar_type()].buffers.push_back(buffer.variable_data());  // the same memory, a version counter of its own
+        // the same memory, a version counter of its own
+        by_type[buffer.scalar_type()].buffers.push_back(buffer.variable_data());
       } else {
         large.emplace_back(name, buffer);
         seen.push_back({buffer, version_of(buffer), buffer.const_data_ptr()});
@@ -124,7 +134,8 @@ class SharedBuffers::Sharing {
 
   const Named all;
   std::vector<PackedBuffers> types;
-  at::Tensor names;  ///< no elements; its shape is a digest of names, types and shapes; undefined without buffers
+  at::Tensor names;  ///< no elements; its shape is a digest of names, types and shapes; undefined
+                     ///< without buffers
   Named large;
   std::vector<Seen> seen;             ///< of the large ones, as they are now
   std::vector<std::uint8_t> changed;  ///< which of them have, on this rank
@@ -134,7 +145,8 @@ class SharedBuffers::Sharing {
 
 bool SharedBuffers::is_changed(const at::Tensor& buffer) const {
   const auto found = seen_.find(buffer.unsafeGetTensorImpl());
-  return found == seen_.end() || buffer.is_inference() || found->second.version != version_of(buffer) ||
+  return found == seen_.end() || buffer.is_inference() ||
+         found->second.version != version_of(buffer) ||
          found->second.memory != buffer.const_data_ptr();
 }
 
@@ -142,14 +154,16 @@ void SharedBuffers::are_equal() {
   seen_.clear();
   for (const auto& [name, buffer] : buffers_of(*module_))
     if (buffer.nbytes() >= kLargeBytes)
-      seen_.insert_or_assign(buffer.unsafeGetTensorImpl(), Seen{buffer, version_of(buffer), buffer.const_data_ptr()});
+      seen_.insert_or_assign(buffer.unsafeGetTensorImpl(),
+                             Seen{buffer, version_of(buffer), buffer.const_data_ptr()});
 }
 
 /// Begins to tell which of the large buffers have changed on some rank.
 Handle<at::Tensor> SharedBuffers::tell(const std::vector<std::uint8_t>& changed) const {
   const at::Tensor marks = at::empty({static_cast<std::int64_t>(changed.size())}, at::kByte);
   if (!changed.empty()) std::memcpy(marks.mutable_data_ptr(), changed.data(), changed.size());
-  return allreduce_async_(marks, {.name = name_ + "/changed", .op = ReduceOp::Max, .process_set = process_set_});
+  return allreduce_async_(
+      marks, {.name = name_ + "/changed", .op = ReduceOp::Max, .process_set = process_set_});
 }
 
 std::shared_ptr<SharedBuffers::Sharing> SharedBuffers::start() {
@@ -158,9 +172,11 @@ std::shared_ptr<SharedBuffers::Sharing> SharedBuffers::start() {
   if (sharing->all.empty()) return sharing;
   std::vector<std::string> names{"names, types and shapes of all buffers"};
   for (const auto& packed : sharing->types)
-    names.push_back(formatted("all small buffers of type {}", at::toString(packed.all.scalar_type())));
-  sharing->handle = grouped_broadcast_async_(sharing->always(), std::move(names),
-                                             {.name = name_, .root_rank = process_set_.ranks().front(), .process_set = process_set_});
+    names.push_back(
+        formatted("all small buffers of type {}", at::toString(packed.all.scalar_type())));
+  sharing->handle = grouped_broadcast_async_(
+      sharing->always(), std::move(names),
+      {.name = name_, .root_rank = process_set_.ranks().front(), .process_set = process_set_});
   if (!sharing->large.empty()) sharing->telling = tell(sharing->changed);
   return sharing;
 }
@@ -181,18 +197,21 @@ void SharedBuffers::finish(Sharing& sharing) {
   share_what_has_changed(sharing, nullptr, is_root);
 }
 
-/// Collective over the ranks that have got a Mismatch. Throws one that says which buffers each of them has.
+/// Collective over the ranks that have got a Mismatch. Throws one that says which buffers each of
+/// them has.
 void SharedBuffers::tell_differences(const Sharing& sharing) const {
   try {  // some ranks have told, as they have large buffers, and the others have not yet
     static_cast<void>((sharing.telling ? *sharing.telling : tell({})).wait());
   } catch (const Mismatch&) {
   }
   Statements statements;
-  for (const auto& [name, buffer] : sharing.all) statements.emplace_back(formatted("buffer '{}'", name), describe(buffer));
+  for (const auto& [name, buffer] : sharing.all)
+    statements.emplace_back(formatted("buffer '{}'", name), describe(buffer));
   agree_on(name_, statements, process_set_);
 }
 
-void SharedBuffers::share_what_has_changed(Sharing& sharing, const JoinRounds* rounds, bool is_root) {
+void SharedBuffers::share_what_has_changed(Sharing& sharing, const JoinRounds* rounds,
+                                           bool is_root) {
   kept_.clear();
   if (!sharing.telling) return;
   const at::Tensor changed = sharing.telling->wait();
@@ -214,7 +233,9 @@ void SharedBuffers::share_what_has_changed(Sharing& sharing, const JoinRounds* r
       sum_of_training(both.first, name, is_root);
     } else {
       static_cast<void>(grouped_broadcast_async_(std::move(both.first), std::move(both.second),
-                                                 {.name = name, .root_rank = process_set_.ranks().front(), .process_set = process_set_})
+                                                 {.name = name,
+                                                  .root_rank = process_set_.ranks().front(),
+                                                  .process_set = process_set_})
                             .wait());
     }
   }
@@ -223,16 +244,20 @@ void SharedBuffers::share_what_has_changed(Sharing& sharing, const JoinRounds* r
 }
 
 /// A sum of bytes, all but the root's zero: a broadcast would need the ranks that have joined, too.
-void SharedBuffers::sum_of_training(const std::vector<at::Tensor>& tensors, const std::string& name, bool is_root) const {
+void SharedBuffers::sum_of_training(const std::vector<at::Tensor>& tensors, const std::string& name,
+                                    bool is_root) const {
   std::vector<at::Tensor> bytes;
   for (const auto& tensor : tensors) {
-    bytes.push_back(tensor.numel() == 0 ? tensor : tensor.contiguous().view({-1}).view(at::kByte));  // whose shape tells something
+    // whose shape tells something
+    bytes.push_back(tensor.numel() == 0 ? tensor : tensor.contiguous().view({-1}).view(at::kByte));
     if (!is_root) bytes.back() = at::zeros_like(bytes.back());
   }
-  const auto sums = grouped_allreduce(bytes, {.name = name, .op = ReduceOp::Sum, .process_set = process_set_});
+  const auto sums =
+      grouped_allreduce(bytes, {.name = name, .op = ReduceOp::Sum, .process_set = process_set_});
   if (is_root) return;
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    if (tensors[i].numel() > 0) tensors[i].copy_(sums[i].view(tensors[i].scalar_type()).view(tensors[i].sizes()));
+    if (tensors[i].numel() > 0)
+      tensors[i].copy_(sums[i].view(tensors[i].scalar_type()).view(tensors[i].sizes()));
 }
 
 void SharedBuffers::share(const JoinRounds* rounds) {

@@ -11,26 +11,31 @@
 
 namespace hvd {
 
-double scaled_learning_rate(double rate, std::int64_t batch_size_per_rank, std::int64_t reference_batch_size,
-                            const ProcessSet& process_set) {
+double scaled_learning_rate(double rate, std::int64_t batch_size_per_rank,
+                            std::int64_t reference_batch_size, const ProcessSet& process_set) {
   if (batch_size_per_rank < 1 || reference_batch_size < 1)
-    throw InvalidArgument(formatted("scaled_learning_rate: batch sizes {} and {}", batch_size_per_rank, reference_batch_size));
-  return rate * static_cast<double>(batch_size_per_rank * process_set.size()) / static_cast<double>(reference_batch_size);
+    throw InvalidArgument(formatted("scaled_learning_rate: batch sizes {} and {}",
+                                    batch_size_per_rank, reference_batch_size));
+  return rate * static_cast<double>(batch_size_per_rank * process_set.size()) /
+         static_cast<double>(reference_batch_size);
 }
 
-Schedule::Schedule(torch::optim::Optimizer& optimizer) : LRScheduler(optimizer), schedules_(optimizer) {
+Schedule::Schedule(torch::optim::Optimizer& optimizer)
+    : LRScheduler(optimizer), schedules_(optimizer) {
   for (const auto& group : optimizer.param_groups()) targets_.push_back(group.options().get_lr());
 }
 
 void Schedule::set_rates() {
   auto& groups = schedules_.param_groups();
-  for (std::size_t g = 0; g < std::min(groups.size(), targets_.size()); ++g) groups[g].options().set_lr(rate(targets_[g], step_count_));
+  for (std::size_t g = 0; g < std::min(groups.size(), targets_.size()); ++g)
+    groups[g].options().set_lr(rate(targets_[g], step_count_));
 }
 
 std::vector<double> Schedule::get_lrs() {
   std::vector<double> rates;
   for (const double target : targets_)
-    rates.push_back(rate(target, step_count_ + 1));  // step_count_ is the number of calls before this one
+    // step_count_ is the number of calls before this one
+    rates.push_back(rate(target, step_count_ + 1));
   return rates;
 }
 
@@ -46,7 +51,8 @@ void Schedule::load(torch::serialize::InputArchive& archive) {
   archive.read("targets", targets);
   const at::Tensor on_host = targets.to(at::kCPU, at::kDouble).contiguous();
   if (on_host.numel() != static_cast<std::int64_t>(targets_.size()))
-    throw InvalidArgument(formatted("a schedule of {} groups, but this one has {}", on_host.numel(), targets_.size()));
+    throw InvalidArgument(formatted("a schedule of {} groups, but this one has {}", on_host.numel(),
+                                    targets_.size()));
   const auto* const first = on_host.const_data_ptr<double>();
   targets_.assign(first, first + targets_.size());
   step_count_ = static_cast<unsigned>(steps.toInt());
@@ -54,8 +60,11 @@ void Schedule::load(torch::serialize::InputArchive& archive) {
 }
 
 WarmupScheduler::WarmupScheduler(torch::optim::Optimizer& optimizer, WarmupOptions options)
-    : Schedule(optimizer), options_(std::move(options)), start_factor_(options_.start_factor ? *options_.start_factor : 1.0 / size()) {
-  if (!(start_factor_ >= 0)) throw InvalidArgument(formatted("start_factor is {}; it must not be negative", start_factor_));
+    : Schedule(optimizer),
+      options_(std::move(options)),
+      start_factor_(options_.start_factor ? *options_.start_factor : 1.0 / size()) {
+  if (!(start_factor_ >= 0))
+    throw InvalidArgument(formatted("start_factor is {}; it must not be negative", start_factor_));
   set_rates();
 }
 
@@ -69,15 +78,19 @@ StepSchedule::StepSchedule(torch::optim::Optimizer& optimizer, unsigned step_siz
   if (step_size_ == 0) throw InvalidArgument("StepSchedule: step_size is 0; it must be at least 1");
 }
 
-double StepSchedule::rate(double target, unsigned step) const { return target * std::pow(gamma_, step / step_size_); }
+double StepSchedule::rate(double target, unsigned step) const {
+  return target * std::pow(gamma_, step / step_size_);
+}
 
-MultiStepSchedule::MultiStepSchedule(torch::optim::Optimizer& optimizer, std::vector<unsigned> milestones, double gamma)
+MultiStepSchedule::MultiStepSchedule(torch::optim::Optimizer& optimizer,
+                                     std::vector<unsigned> milestones, double gamma)
     : Schedule(optimizer), milestones_(std::move(milestones)), gamma_(gamma) {
   set_rates();
 }
 
 double MultiStepSchedule::rate(double target, unsigned step) const {
-  const auto passed = std::count_if(milestones_.begin(), milestones_.end(), [step](unsigned milestone) { return milestone <= step; });
+  const auto passed = std::count_if(milestones_.begin(), milestones_.end(),
+                                    [step](unsigned milestone) { return milestone <= step; });
   return target * std::pow(gamma_, passed);
 }
 
@@ -92,14 +105,16 @@ double CosineSchedule::rate(double target, unsigned step) const {
   return minimum_ + (target - minimum_) * (1 + std::cos(std::numbers::pi * step / steps_)) / 2;
 }
 
-LinearSchedule::LinearSchedule(torch::optim::Optimizer& optimizer, double start_factor, double end_factor, unsigned steps)
+LinearSchedule::LinearSchedule(torch::optim::Optimizer& optimizer, double start_factor,
+                               double end_factor, unsigned steps)
     : Schedule(optimizer), start_factor_(start_factor), end_factor_(end_factor), steps_(steps) {
   if (steps_ == 0) throw InvalidArgument("LinearSchedule: steps is 0; it must be at least 1");
   set_rates();
 }
 
 double LinearSchedule::rate(double target, unsigned step) const {
-  return target * (step >= steps_ ? end_factor_ : start_factor_ + (end_factor_ - start_factor_) * step / steps_);
+  return target * (step >= steps_ ? end_factor_
+                                  : start_factor_ + (end_factor_ - start_factor_) * step / steps_);
 }
 
 }  // namespace hvd

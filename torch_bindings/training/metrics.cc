@@ -18,9 +18,11 @@ std::vector<std::size_t> evaluation_share(std::size_t items, const ProcessSet& p
 }
 
 std::vector<std::size_t> evaluation_share(std::size_t items, int rank, int ranks) {
-  if (rank < 0 || rank >= ranks) throw InvalidArgument(formatted("evaluation_share: rank {} of {}", rank, ranks));
+  if (rank < 0 || rank >= ranks)
+    throw InvalidArgument(formatted("evaluation_share: rank {} of {}", rank, ranks));
   std::vector<std::size_t> indices;
-  for (auto i = static_cast<std::size_t>(rank); i < items; i += static_cast<std::size_t>(ranks)) indices.push_back(i);
+  for (auto i = static_cast<std::size_t>(rank); i < items; i += static_cast<std::size_t>(ranks))
+    indices.push_back(i);
   return indices;
 }
 
@@ -34,14 +36,16 @@ EvaluationTally& EvaluationTally::operator+=(const EvaluationTally& other) {
 
 EvaluationTally& EvaluationTally::add(const at::Tensor& scores, const at::Tensor& labels) {
   if (scores.dim() != 2 || labels.dim() != 1 || scores.size(0) != labels.size(0))
-    throw InvalidArgument(formatted("EvaluationTally: scores {} and labels {}; they must be [samples, classes] and [samples]",
-                                    to_string(scores.sizes().vec()), to_string(labels.sizes().vec())));
+    throw InvalidArgument(formatted(
+        "EvaluationTally: scores {} and labels {}; they must be [samples, classes] and [samples]",
+        to_string(scores.sizes().vec()), to_string(labels.sizes().vec())));
   if (labels.size(0) == 0) return *this;
   const at::NoGradGuard no_gradient;
   namespace nn = torch::nn::functional;
   const at::Tensor best = std::get<1>(scores.topk(std::min<std::int64_t>(5, scores.size(1)), 1));
   const at::Tensor hits = best.eq(labels.unsqueeze(1)).to(torch::kFloat64);
-  const at::Tensor losses = nn::cross_entropy(scores, labels, nn::CrossEntropyFuncOptions().reduction(torch::kNone));
+  const at::Tensor losses =
+      nn::cross_entropy(scores, labels, nn::CrossEntropyFuncOptions().reduction(torch::kNone));
   return *this += {.samples = static_cast<double>(labels.size(0)),
                    .loss = losses.to(torch::kFloat64).sum().item<double>(),
                    .top1 = hits.select(1, 0).sum().item<double>(),
@@ -49,15 +53,22 @@ EvaluationTally& EvaluationTally::add(const at::Tensor& scores, const at::Tensor
 }
 
 Evaluation EvaluationTally::average(const ProcessSet& process_set) const {
-  const at::Tensor sum = allreduce(torch::tensor({samples, loss, top1, top5}, torch::kFloat64),
-                                   {.name = library_name("EvaluationTally"), .op = ReduceOp::Sum, .process_set = process_set});
+  const at::Tensor sum = allreduce(
+      torch::tensor({samples, loss, top1, top5}, torch::kFloat64),
+      {.name = library_name("EvaluationTally"), .op = ReduceOp::Sum, .process_set = process_set});
   const auto* const value = sum.const_data_ptr<double>();
   const double all = std::max(value[0], 1.0);
-  return {.samples = static_cast<std::int64_t>(value[0]), .loss = value[1] / all, .top1 = value[2] / all, .top5 = value[3] / all};
+  return {.samples = static_cast<std::int64_t>(value[0]),
+          .loss = value[1] / all,
+          .top1 = value[2] / all,
+          .top5 = value[3] / all};
 }
 
-std::map<std::string, double> average_metrics(const std::map<std::string, double>& means, double count, const ProcessSet& process_set) {
-  if (!(count >= 0)) throw InvalidArgument(formatted("average_metrics: the count is {}; it must be at least 0", count));
+std::map<std::string, double> average_metrics(const std::map<std::string, double>& means,
+                                              double count, const ProcessSet& process_set) {
+  if (!(count >= 0))
+    throw InvalidArgument(
+        formatted("average_metrics: the count is {}; it must be at least 0", count));
   std::string names;
   std::vector<double> sums{count};
   for (const auto& [name, mean] : means) {
@@ -65,10 +76,12 @@ std::map<std::string, double> average_metrics(const std::map<std::string, double
     sums.push_back(count > 0 ? mean * count : 0);
   }
   const auto all_names = detail::allgather_text(names, process_set);
-  if (std::any_of(all_names.begin(), all_names.end(), [&](const auto& theirs) { return theirs != all_names.front(); }))
+  if (std::any_of(all_names.begin(), all_names.end(),
+                  [&](const auto& theirs) { return theirs != all_names.front(); }))
     throw Mismatch("average_metrics: the ranks give different names; this one gives: " + names);
-  const at::Tensor all = allreduce(torch::tensor(sums, torch::kFloat64),
-                                   {.name = library_name("average_metrics"), .op = ReduceOp::Sum, .process_set = process_set});
+  const at::Tensor all = allreduce(
+      torch::tensor(sums, torch::kFloat64),
+      {.name = library_name("average_metrics"), .op = ReduceOp::Sum, .process_set = process_set});
   const auto* value = all.const_data_ptr<double>();
   const double samples = *value > 0 ? *value : 1;
   std::map<std::string, double> averages;
@@ -76,31 +89,39 @@ std::map<std::string, double> average_metrics(const std::map<std::string, double
   return averages;
 }
 
-at::Tensor gather_predictions(const at::Tensor& predictions, const at::Tensor& indices, std::int64_t items, const ProcessSet& process_set) {
+at::Tensor gather_predictions(const at::Tensor& predictions, const at::Tensor& indices,
+                              std::int64_t items, const ProcessSet& process_set) {
   if (indices.dim() != 1 || predictions.dim() < 1 || predictions.size(0) != indices.size(0))
-    throw InvalidArgument(formatted("gather_predictions: predictions {} and indices {}; they must be [n, ...] and [n]",
-                                    to_string(predictions.sizes().vec()), to_string(indices.sizes().vec())));
-  if (indices.scalar_type() != at::kLong) throw InvalidArgument("gather_predictions: the indices are not int64");
+    throw InvalidArgument(formatted(
+        "gather_predictions: predictions {} and indices {}; they must be [n, ...] and [n]",
+        to_string(predictions.sizes().vec()), to_string(indices.sizes().vec())));
+  if (indices.scalar_type() != at::kLong)
+    throw InvalidArgument("gather_predictions: the indices are not int64");
   const at::NoGradGuard no_gradient;
-  const auto all = grouped_allgather({predictions.detach(), indices.to(predictions.device())},
-                                     {.name = library_name("gather_predictions"), .process_set = process_set});
+  const auto all =
+      grouped_allgather({predictions.detach(), indices.to(predictions.device())},
+                        {.name = library_name("gather_predictions"), .process_set = process_set});
   const at::Tensor places = all[1].cpu();
   const auto* const place = places.const_data_ptr<std::int64_t>();
   std::vector<std::int64_t> row_of(static_cast<std::size_t>(items), -1);
   for (std::int64_t row = 0; row < places.numel(); ++row) {
-    if (place[row] < 0 || place[row] >= items) throw InvalidArgument(formatted("gather_predictions: sample {} of {}", place[row], items));
+    if (place[row] < 0 || place[row] >= items)
+      throw InvalidArgument(formatted("gather_predictions: sample {} of {}", place[row], items));
     auto& first = row_of[static_cast<std::size_t>(place[row])];
     if (first < 0) first = row;
   }
   const auto missing = std::find(row_of.begin(), row_of.end(), -1);
   if (missing != row_of.end())
-    throw InvalidArgument(formatted("gather_predictions: no rank predicted sample {}", missing - row_of.begin()));
+    throw InvalidArgument(
+        formatted("gather_predictions: no rank predicted sample {}", missing - row_of.begin()));
   return all[0].index_select(0, torch::tensor(row_of, at::kLong).to(all[0].device()));
 }
 
 namespace {
 /// "norm.num_batches_tracked"
-bool is_counter(std::string_view name) { return name.substr(name.rfind('.') + 1) == "num_batches_tracked"; }
+bool is_counter(std::string_view name) {
+  return name.substr(name.rfind('.') + 1) == "num_batches_tracked";
+}
 }  // namespace
 
 AveragedBuffers::AveragedBuffers(const torch::nn::Module& module, const ProcessSet& process_set) {
@@ -114,7 +135,8 @@ AveragedBuffers::AveragedBuffers(const torch::nn::Module& module, const ProcessS
     values.push_back(own_.back().second);
   }
   if (values.empty()) return;
-  const auto means = grouped_allreduce(values, {.name = library_name("AveragedBuffers"), .process_set = process_set});
+  const auto means = grouped_allreduce(
+      values, {.name = library_name("AveragedBuffers"), .process_set = process_set});
   for (std::size_t i = 0; i < means.size(); ++i) own_[i].first.copy_(means[i]);
 }
 

@@ -17,18 +17,23 @@ namespace {
 
 /// Returns the type of an average: what it adds at a time is lost in 16 bits.
 at::ScalarType average_type(const at::Tensor& parameter) {
-  return parameter.scalar_type() == at::kHalf || parameter.scalar_type() == at::kBFloat16 ? at::kFloat : parameter.scalar_type();
+  return parameter.scalar_type() == at::kHalf || parameter.scalar_type() == at::kBFloat16
+             ? at::kFloat
+             : parameter.scalar_type();
 }
 
 /// The parameter's master where there is one, else what it is.
 at::Tensor value_of(const at::Tensor& parameter) {
-  const at::Tensor master = detail::MasterCopy::is_for(parameter) ? detail::MasterCopies::master_of(parameter) : at::Tensor();
+  const at::Tensor master = detail::MasterCopy::is_for(parameter)
+                                ? detail::MasterCopies::master_of(parameter)
+                                : at::Tensor();
   return master.defined() ? master : parameter.detach();
 }
 
 /// Makes the parameter what `other`, of its type, is, and the other way round.
 void exchange_values(const at::Tensor& parameter, const at::Tensor& other) {
-  if (SharedParameters::contains(parameter)) {  // other ranks exchange theirs too: not the values, but whose memory is whose
+  // other ranks exchange theirs too: not the values, but whose memory is whose
+  if (SharedParameters::contains(parameter)) {
     const at::Tensor kept = parameter.detach();
     parameter.set_data(other.detach());
     other.set_data(kept);
@@ -41,7 +46,8 @@ void exchange_values(const at::Tensor& parameter, const at::Tensor& other) {
 
 }  // namespace
 
-ExponentialMovingAverage::ExponentialMovingAverage(std::vector<at::Tensor> parameters, ExponentialMovingAverageOptions options)
+ExponentialMovingAverage::ExponentialMovingAverage(std::vector<at::Tensor> parameters,
+                                                   ExponentialMovingAverageOptions options)
     : options_(options), parameters_(std::move(parameters)) {
   if (!(options_.decay >= 0 && options_.decay < 1))
     throw InvalidArgument(formatted("decay is {}; it must be from 0 to below 1", options_.decay));
@@ -49,20 +55,24 @@ ExponentialMovingAverage::ExponentialMovingAverage(std::vector<at::Tensor> param
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto [place, is_first] = places.emplace(parameters_[i].unsafeGetTensorImpl(), i);
     if (is_first) unique_.push_back(i);
-    averages_.push_back(is_first ? parameters_[i].detach().to(average_type(parameters_[i]), false, /*copy=*/true)
-                                 : averages_[place->second]);
+    averages_.push_back(
+        is_first ? parameters_[i].detach().to(average_type(parameters_[i]), false, /*copy=*/true)
+                 : averages_[place->second]);
   }
   begin_with_broadcasts();
 }
 
-ExponentialMovingAverage::ExponentialMovingAverage(const torch::nn::Module& module, ExponentialMovingAverageOptions options)
+ExponentialMovingAverage::ExponentialMovingAverage(const torch::nn::Module& module,
+                                                   ExponentialMovingAverageOptions options)
     : ExponentialMovingAverage(module.parameters(), options) {
   std::unordered_set<const void*> known;
   for (const auto& item : module.named_buffers()) {
     const at::Tensor& buffer = item.value();
     if (!buffer.defined() || !known.insert(buffer.unsafeGetTensorImpl()).second) continue;
-    const bool counts = !buffer.is_floating_point() || item.key().ends_with("num_batches_tracked");  // of any type after Module::to()
-    buffers_.push_back({buffer, buffer.detach().to(average_type(buffer), false, /*copy=*/true), counts, {}});
+    // of any type after Module::to()
+    const bool counts = !buffer.is_floating_point() || item.key().ends_with("num_batches_tracked");
+    buffers_.push_back(
+        {buffer, buffer.detach().to(average_type(buffer), false, /*copy=*/true), counts, {}});
   }
   begin_with_broadcasts();
 }
@@ -83,8 +93,10 @@ void ExponentialMovingAverage::update() {
   const at::NoGradGuard no_gradient;
   begins_.reset();
   const auto t = static_cast<double>(updates_++);
-  const double decay = options_.warm_up ? std::min(options_.decay, (1 + t) / (10 + t)) : options_.decay;
-  for (const auto i : unique_) averages_[i].lerp_(value_of(parameters_[i]).to(averages_[i].scalar_type()), 1 - decay);
+  const double decay =
+      options_.warm_up ? std::min(options_.decay, (1 + t) / (10 + t)) : options_.decay;
+  for (const auto i : unique_)
+    averages_[i].lerp_(value_of(parameters_[i]).to(averages_[i].scalar_type()), 1 - decay);
   for (auto& [buffer, average, counts, kept] : buffers_) {
     const at::Tensor now = buffer.detach().to(average.scalar_type());
     if (counts) {
@@ -98,8 +110,10 @@ void ExponentialMovingAverage::update() {
 void ExponentialMovingAverage::copy_to_parameters() {
   const at::NoGradGuard no_gradient;
   for (const auto i : unique_) {
-    if (SharedParameters::contains(parameters_[i])) {  // other ranks may be reading them yet: the next step puts all together again
-      parameters_[i].set_data(averages_[i].detach().to(parameters_[i].scalar_type(), false, /*copy=*/true));
+    // other ranks may be reading them yet: the next step puts all together again
+    if (SharedParameters::contains(parameters_[i])) {
+      parameters_[i].set_data(
+          averages_[i].detach().to(parameters_[i].scalar_type(), false, /*copy=*/true));
     } else {
       parameters_[i].copy_(averages_[i]);
     }
@@ -125,7 +139,11 @@ void ExponentialMovingAverage::exchange() {
   for (auto& [buffer, average, counts, kept] : buffers_) {
     if (!are_exchanged_ && kept.defined()) {
       buffer.copy_(std::exchange(kept, {}));
-    } else if (are_exchanged_ && !at::equal(buffer, average.to(buffer.scalar_type()))) {  // no write that a DistributedDataParallel sees
+    } else if (are_exchanged_ &&
+               !at::equal(
+                   buffer,
+                   average.to(
+                       buffer.scalar_type()))) {  // no write that a DistributedDataParallel sees
       kept = buffer.detach().clone();
       buffer.copy_(average);
     }
@@ -134,9 +152,11 @@ void ExponentialMovingAverage::exchange() {
 
 void ExponentialMovingAverage::save(torch::serialize::OutputArchive& archive) const {
   archive.write("updates", c10::IValue(updates_));
-  for (std::size_t i = 0; i < averages_.size(); ++i) archive.write(formatted("average.{}", i), averages_[i]);
+  for (std::size_t i = 0; i < averages_.size(); ++i)
+    archive.write(formatted("average.{}", i), averages_[i]);
   archive.write("buffers", c10::IValue(static_cast<std::int64_t>(buffers_.size())));
-  for (std::size_t i = 0; i < buffers_.size(); ++i) archive.write(formatted("buffer.{}", i), buffers_[i].average);
+  for (std::size_t i = 0; i < buffers_.size(); ++i)
+    archive.write(formatted("buffer.{}", i), buffers_[i].average);
 }
 
 void ExponentialMovingAverage::load(torch::serialize::InputArchive& archive) {
@@ -147,13 +167,16 @@ void ExponentialMovingAverage::load(torch::serialize::InputArchive& archive) {
   const auto take = [&](const std::string& key, const at::Tensor& average) {
     at::Tensor value;
     archive.read(key, value);
-    TORCH_CHECK(value.sizes() == average.sizes(), key, " is of shape ", value.sizes(), ", what it is the average of ", average.sizes());
+    TORCH_CHECK(value.sizes() == average.sizes(), key, " is of shape ", value.sizes(),
+                ", what it is the average of ", average.sizes());
     read.emplace_back(average, value);
   };
   for (std::size_t i = 0; i < averages_.size(); ++i) take(formatted("average.{}", i), averages_[i]);
-  if (archive.try_read("buffers", buffers)) {  // a file that was written before there were any has none
+  // a file that was written before there were any has none
+  if (archive.try_read("buffers", buffers)) {
     const auto count = static_cast<std::size_t>(buffers.toInt());
-    TORCH_CHECK(count == buffers_.size(), "there are averages of ", count, " buffers, and the model has ", buffers_.size());
+    TORCH_CHECK(count == buffers_.size(), "there are averages of ", count,
+                " buffers, and the model has ", buffers_.size());
     for (std::size_t i = 0; i < count; ++i) take(formatted("buffer.{}", i), buffers_[i].average);
   }
   for (const auto& [average, value] : read) average.copy_(value);

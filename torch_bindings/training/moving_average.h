@@ -1,12 +1,16 @@
 #pragma once
-/// This is an exponential moving average of a model's parameters, which often generalises better than the last ones (Polyak and
-/// Juditsky: Acceleration of stochastic approximation by averaging, 1992). It is local: ranks with the same parameters keep the same
-/// averages. Made before the ranks' parameters are equal, it begins again when they become so (broadcast_parameters(), a
-/// DistributedDataParallel, Checkpoint::load). A parameter that is listed twice (tied weights) is averaged once. Averages of 16-bit
-/// parameters are in fp32; where a MasterWeights has a parameter's master on this rank, the master is averaged, and where a
-/// DistributedOptimizer has shared the masters out, the parameter. Of a module the floating-point buffers (running statistics) are averaged
-/// as well, and the others (counters, integers) copied. It is for the optimizer's thread, owns the averages and shares the parameters.
-// Tested in tests/torch_bindings/training/training_helpers_test.cc, tests/torch_bindings/what_if/what_if_average_test.cc
+/// This is an exponential moving average of a model's parameters, which often generalises better
+/// than the last ones (Polyak and Juditsky: Acceleration of stochastic approximation by averaging,
+/// 1992). It is local: ranks with the same parameters keep the same averages. Made before the
+/// ranks' parameters are equal, it begins again when they become so (broadcast_parameters(), a
+/// DistributedDataParallel, Checkpoint::load). A parameter that is listed twice (tied weights) is
+/// averaged once. Averages of 16-bit parameters are in fp32; where a MasterWeights has a
+/// parameter's master on this rank, the master is averaged, and where a DistributedOptimizer has
+/// shared the masters out, the parameter. Of a module the floating-point buffers (running
+/// statistics) are averaged as well, and the others (counters, integers) copied. It is for the
+/// optimizer's thread, owns the averages and shares the parameters.
+// Tested in tests/torch_bindings/training/training_helpers_test.cc,
+// tests/torch_bindings/what_if/what_if_average_test.cc
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -25,7 +29,8 @@ namespace hvd {
 
 /// ExponentialMovingAverageOptions are those of an ExponentialMovingAverage.
 struct ExponentialMovingAverageOptions {
-  double decay = 0.999;  ///< from 0 (the last parameters) to below 1; higher remembers longer: about 1 / (1 - decay) updates
+  double decay = 0.999;  ///< from 0 (the last parameters) to below 1; higher remembers longer:
+                         ///< about 1 / (1 - decay) updates
   /// True: remembers less at first: the decay of update t = 0, 1... is at most (1 + t) / (10 + t).
   bool warm_up = false;
 };
@@ -34,24 +39,31 @@ struct ExponentialMovingAverageOptions {
 class ExponentialMovingAverage {
  public:
   /// Starts with what the parameters are now. Throws InvalidArgument for a decay out of range.
-  explicit ExponentialMovingAverage(std::vector<at::Tensor> parameters, ExponentialMovingAverageOptions options = {});
+  explicit ExponentialMovingAverage(std::vector<at::Tensor> parameters,
+                                    ExponentialMovingAverageOptions options = {});
   /// Does the same with all parameters and buffers of a module.
-  explicit ExponentialMovingAverage(const torch::nn::Module& module, ExponentialMovingAverageOptions options = {});
+  explicit ExponentialMovingAverage(const torch::nn::Module& module,
+                                    ExponentialMovingAverageOptions options = {});
 
-  /// Makes each average decay * average + (1 - decay) * parameter. To be called after each optimizer step.
+  /// Makes each average decay * average + (1 - decay) * parameter. To be called after each
+  /// optimizer step.
   void update();
   /// Returns how many updates there were.
   [[nodiscard]] std::int64_t updates() const { return updates_; }
-  /// Returns the averages in the order of the parameters; one that is listed twice has the same tensor in both places.
+  /// Returns the averages in the order of the parameters; one that is listed twice has the same
+  /// tensor in both places.
   [[nodiscard]] const std::vector<at::Tensor>& averages() const { return averages_; }
   /// Makes parameters and buffers the averages, for good.
   void copy_to_parameters();
 
-  /// An Averaged is a guard: while it lives, parameters and buffers are the averages (for evaluation); then what they were.
+  /// An Averaged is a guard: while it lives, parameters and buffers are the averages (for
+  /// evaluation); then what they were.
   class [[nodiscard]] Averaged {
    public:
     /// Begins the scope; averaged() does it.
-    explicit Averaged(ExponentialMovingAverage& average) : average_(average) { average_.exchange(); }
+    explicit Averaged(ExponentialMovingAverage& average) : average_(average) {
+      average_.exchange();
+    }
     ~Averaged() { average_.exchange(); }
     Averaged(const Averaged&) = delete;
     Averaged& operator=(const Averaged&) = delete;
@@ -64,22 +76,25 @@ class ExponentialMovingAverage {
 
   /// Writes averages and number of updates.
   void save(torch::serialize::OutputArchive& archive) const;
-  /// Reads what save() wrote. Throws c10::Error, and stays as it was, for the averages of another model.
+  /// Reads what save() wrote. Throws c10::Error, and stays as it was, for the averages of another
+  /// model.
   void load(torch::serialize::InputArchive& archive);
 
  private:
   struct Buffer {
     at::Tensor buffer, average;
     bool counts = false;  ///< of which the mean says nothing: the average is a copy
-    at::Tensor kept;      ///< while the buffer is the average: what it was; undefined where it was the same
+    at::Tensor
+        kept;  ///< while the buffer is the average: what it was; undefined where it was the same
   };
   void begin_with_broadcasts();
   void exchange();
 
   ExponentialMovingAverageOptions options_;
   std::vector<at::Tensor> parameters_, averages_;
-  std::vector<at::Tensor> set_aside_;  ///< while the parameters are the averages: what those in 16 bits were
-  std::vector<std::size_t> unique_;    ///< the places at which a parameter is listed first
+  std::vector<at::Tensor>
+      set_aside_;  ///< while the parameters are the averages: what those in 16 bits were
+  std::vector<std::size_t> unique_;  ///< the places at which a parameter is listed first
   std::vector<Buffer> buffers_;
   bool are_exchanged_ = false;
   std::int64_t updates_ = 0;

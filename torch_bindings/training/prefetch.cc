@@ -20,9 +20,12 @@ struct DeviceFeed::Mark {
 
 DeviceFeed::DeviceFeed(at::Device device) {
   if (device.is_cpu()) return;
-  const auto count = c10::impl::hasDeviceGuardImpl(device.type()) ? c10::impl::VirtualGuardImpl(device.type()).deviceCount() : 0;
+  const auto count = c10::impl::hasDeviceGuardImpl(device.type())
+                         ? c10::impl::VirtualGuardImpl(device.type()).deviceCount()
+                         : 0;
   if (count == 0 || device.index() >= static_cast<int>(count))
-    throw InvalidArgument(formatted("prefetch_to_device: there is no {} here ({} of the kind)", device.str(), static_cast<int>(count)));
+    throw InvalidArgument(formatted("prefetch_to_device: there is no {} here ({} of the kind)",
+                                    device.str(), static_cast<int>(count)));
   const c10::impl::VirtualGuardImpl guard(device.type());
   if (!device.has_index()) device = guard.getDevice();
   stream_ = std::make_unique<Stream>(Stream{guard, guard.getStreamFromGlobalPool(device)});
@@ -33,13 +36,14 @@ DeviceFeed::~DeviceFeed() = default;
 std::shared_ptr<DeviceFeed::Mark> DeviceFeed::send(const std::vector<at::Tensor*>& tensors) {
   if (tensors.empty())
     throw InvalidArgument(
-        "prefetch_to_device: a batch in which no tensor can be found; give tensors, torch::data::Example, or lists, tuples and maps of "
-        "them");
+        "prefetch_to_device: a batch in which no tensor can be found; give tensors, "
+        "torch::data::Example, or lists, tuples and maps of them");
   const c10::StreamGuard guard(stream_->own);
   const at::NoGradGuard no_gradient;
   for (at::Tensor* const tensor : tensors) {
     const bool pinned = tensor->is_cpu() && tensor->layout() == at::kStrided;
-    *tensor = (pinned ? tensor->pin_memory() : *tensor).to(stream_->own.device(), /*non_blocking=*/pinned);
+    *tensor = (pinned ? tensor->pin_memory() : *tensor)
+                  .to(stream_->own.device(), /*non_blocking=*/pinned);
   }
   const auto mark = std::make_shared<Mark>(Mark{c10::Event(stream_->own.device_type())});
   mark->event.record(stream_->own);
@@ -54,7 +58,8 @@ void DeviceFeed::receive(const Mark& mark, const std::vector<at::Tensor*>& tenso
 }
 
 void check_depth(std::size_t depth) {
-  if (depth == 0) throw InvalidArgument("prefetch_to_device: a depth of 0 reads nothing ahead; give 1 at least");
+  if (depth == 0)
+    throw InvalidArgument("prefetch_to_device: a depth of 0 reads nothing ahead; give 1 at least");
 }
 
 }  // namespace hvd::detail

@@ -1,23 +1,28 @@
 #pragma once
-/// A PrefetchedLoader reads a data loader ahead, on a thread of its own, and has the batches on the device by the time they are asked for:
-/// they are copied to pinned memory, and from there on a stream of its own while the model is at work on the batch before. On the CPU it
-/// only reads ahead.
+/// A PrefetchedLoader reads a data loader ahead, on a thread of its own, and has the batches on the
+/// device by the time they are asked for: they are copied to pinned memory, and from there on a
+/// stream of its own while the model is at work on the batch before. On the CPU it only reads
+/// ahead.
 ///
 ///     auto batches = hvd::prefetch_to_device(loader, hvd::local_device());
 ///     for (auto& batch : batches) train(batch.data, batch.target);
 ///
-/// The loader is LibTorch's or anything else with `begin()` and `end()`; its batches are tensors, torch::data::Example, and what is made of
-/// them by vector, tuple, optional, map...; everything else in them stays as it is. Order and number of batches are the loader's.
-/// What the loader throws is thrown to the consumer in the place of that batch, after those before it; then the epoch is over.
+/// The loader is LibTorch's or anything else with `begin()` and `end()`; its batches are tensors,
+/// torch::data::Example, and what is made of them by vector, tuple, optional, map...; everything
+/// else in them stays as it is. Order and number of batches are the loader's. What the loader
+/// throws is thrown to the consumer in the place of that batch, after those before it; then the
+/// epoch is over.
 ///
-/// Each `begin()` starts an epoch, and ends the one before, whose reader it waits for. (A LibTorch loader with workers refuses, with
-/// c10::Error, a `begin()` before its last epoch has been read to the end, with or without this.) The reader ends, and is waited for, when
-/// the epoch's iterators are gone, so a loop may be left in the middle; at most `depth` batches have then been read in vain. An
-/// ElasticSampler counts as used what `record_batch()` says: record batches that the loop has got, and what was only read ahead comes
-/// again after a restart.
+/// Each `begin()` starts an epoch, and ends the one before, whose reader it waits for. (A LibTorch
+/// loader with workers refuses, with c10::Error, a `begin()` before its last epoch has been read to
+/// the end, with or without this.) The reader ends, and is waited for, when the epoch's iterators
+/// are gone, so a loop may be left in the middle; at most `depth` batches have then been read in
+/// vain. An ElasticSampler counts as used what `record_batch()` says: record batches that the loop
+/// has got, and what was only read ahead comes again after a restart.
 ///
-/// One thread uses it. Its reader alone touches the loader between `begin()` and the end of the epoch. It keeps up to `depth` batches, and
-/// refers to the loader, which must outlive it, unless it was given it as an rvalue std::unique_ptr.
+/// One thread uses it. Its reader alone touches the loader between `begin()` and the end of the
+/// epoch. It keeps up to `depth` batches, and refers to the loader, which must outlive it, unless
+/// it was given it as an rvalue std::unique_ptr.
 
 #include <ATen/core/Tensor.h>
 #include <torch/data/iterator.h>
@@ -53,7 +58,8 @@ class DeviceFeed {
   DeviceFeed(const DeviceFeed&) = delete;
   DeviceFeed& operator=(const DeviceFeed&) = delete;
   [[nodiscard]] bool is_idle() const { return stream_ == nullptr; }
-  /// For the reader: puts what is on the device in the places of these tensors, and says when it is there.
+  /// For the reader: puts what is on the device in the places of these tensors, and says when it is
+  /// there.
   std::shared_ptr<Mark> send(const std::vector<at::Tensor*>& tensors);
   /// For the consumer: its current stream waits for that, and keeps the memory.
   void receive(const Mark& mark, const std::vector<at::Tensor*>& tensors);
@@ -73,9 +79,11 @@ class PrefetchedEpoch {
   using Batch = std::remove_cvref_t<decltype(*std::declval<Loader&>().begin())>;
 
   PrefetchedEpoch(Loader& loader, std::shared_ptr<DeviceFeed> feed, std::size_t depth)
-      : feed_(std::move(feed)), depth_(depth), next_(loader.begin()), end_(loader.end()), reader_([this, world = World::current()] {
-          world.run([this] { read(); });
-        }) {}
+      : feed_(std::move(feed)),
+        depth_(depth),
+        next_(loader.begin()),
+        end_(loader.end()),
+        reader_([this, world = World::current()] { world.run([this] { read(); }); }) {}
   ~PrefetchedEpoch() { stop(); }
   PrefetchedEpoch(const PrefetchedEpoch&) = delete;
   PrefetchedEpoch& operator=(const PrefetchedEpoch&) = delete;
@@ -162,7 +170,9 @@ class PrefetchedLoader {
   using Batch = typename detail::PrefetchedEpoch<Loader>::Batch;
   /// Makes it around a loader; prefetch_to_device() does it.
   PrefetchedLoader(std::shared_ptr<Loader> loader, at::Device device, std::size_t depth)
-      : loader_(std::move(loader)), feed_(std::make_shared<detail::DeviceFeed>(device)), depth_(depth) {
+      : loader_(std::move(loader)),
+        feed_(std::make_shared<detail::DeviceFeed>(device)),
+        depth_(depth) {
     detail::check_depth(depth);
   }
 
@@ -171,12 +181,13 @@ class PrefetchedLoader {
     if (const auto before = epoch_.lock()) before->stop();
     const auto epoch = std::make_shared<detail::PrefetchedEpoch<Loader>>(*loader_, feed_, depth_);
     epoch_ = epoch;
-    return torch::data::Iterator<Batch>(
-        std::make_unique<torch::data::detail::ValidIterator<Batch>>([epoch, loader = loader_] { return epoch->next(); }));
+    return torch::data::Iterator<Batch>(std::make_unique<torch::data::detail::ValidIterator<Batch>>(
+        [epoch, loader = loader_] { return epoch->next(); }));
   }
   /// Returns what an iterator is equal to when the epoch is over.
   torch::data::Iterator<Batch> end() {
-    return torch::data::Iterator<Batch>(std::make_unique<torch::data::detail::SentinelIterator<Batch>>());
+    return torch::data::Iterator<Batch>(
+        std::make_unique<torch::data::detail::SentinelIterator<Batch>>());
   }
 
  private:
@@ -187,22 +198,26 @@ class PrefetchedLoader {
 };
 
 /// @{
-/// Reads `loader` ahead by up to `depth` batches, and copies them to `device`; a device without an index is this thread's current one.
-/// Local. Throws InvalidArgument for a depth of 0, and where there is no such device. The loader stays the caller's unless it is moved in.
+/// Reads `loader` ahead by up to `depth` batches, and copies them to `device`; a device without an
+/// index is this thread's current one. Local. Throws InvalidArgument for a depth of 0, and where
+/// there is no such device. The loader stays the caller's unless it is moved in.
 template <class Loader>
 requires requires(Loader& loader) {
   loader.begin();
   loader.end();
 }
-PrefetchedLoader<Loader> prefetch_to_device(Loader& loader, at::Device device, std::size_t depth = 2) {
+PrefetchedLoader<Loader> prefetch_to_device(Loader& loader, at::Device device,
+                                            std::size_t depth = 2) {
   return {std::shared_ptr<Loader>(std::shared_ptr<void>(), &loader), device, depth};
 }
 template <class Loader>
-PrefetchedLoader<Loader> prefetch_to_device(std::unique_ptr<Loader>& loader, at::Device device, std::size_t depth = 2) {
+PrefetchedLoader<Loader> prefetch_to_device(std::unique_ptr<Loader>& loader, at::Device device,
+                                            std::size_t depth = 2) {
   return prefetch_to_device(*loader, device, depth);
 }
 template <class Loader>
-PrefetchedLoader<Loader> prefetch_to_device(std::unique_ptr<Loader>&& loader, at::Device device, std::size_t depth = 2) {
+PrefetchedLoader<Loader> prefetch_to_device(std::unique_ptr<Loader>&& loader, at::Device device,
+                                            std::size_t depth = 2) {
   return {std::shared_ptr<Loader>(std::move(loader)), device, depth};
 }
 /// @}

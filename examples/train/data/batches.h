@@ -1,8 +1,10 @@
 #pragma once
-/// These are batches of a dataset's images, and the data sets that LibTorch's data loaders make them with: which images, and in which
-/// order, says the loader's sampler. Everything is a function of the images' numbers, the seed and the epoch, so batches are the same
+/// These are batches of a dataset's images, and the data sets that LibTorch's data loaders make
+/// them with: which images, and in which order, says the loader's sampler. Everything is a function
+/// of the images' numbers, the seed and the epoch, so batches are the same
 
-/// whoever makes them, a worker's thread or the caller's. The data sets refer to a Dataset, which must outlive them; loaders copy them.
+/// whoever makes them, a worker's thread or the caller's. The data sets refer to a Dataset, which
+/// must outlive them; loaders copy them.
 
 #include <hvd/torch.h>
 #include <torch/torch.h>
@@ -24,15 +26,19 @@ struct Batch : torch::data::Example<> {
 
 /// Images as they are.
 Batch make_batch(const Dataset& data, const ImageSet& set, Indices indices);
-/// Training images: where the dataset wants it, shifted by up to four pixels (zeros move in) and mirrored, at random by image and epoch.
-Batch make_training_batch(const Dataset& data, Indices indices, std::uint64_t seed, std::size_t epoch);
+/// Training images: where the dataset wants it, shifted by up to four pixels (zeros move in) and
+/// mirrored, at random by image and epoch.
+Batch make_training_batch(const Dataset& data, Indices indices, std::uint64_t seed,
+                          std::size_t epoch);
 
 /// The training images, as they are in the epoch that the sampler is at.
 class TrainingImages : public torch::data::datasets::BatchDataset<TrainingImages, Batch> {
  public:
   TrainingImages(const Dataset& data, std::uint64_t seed, hvd::ElasticSampler sampler)
       : data_(data), seed_(seed), sampler_(std::move(sampler)) {}
-  Batch get_batch(Indices indices) override { return make_training_batch(data_, indices, seed_, sampler_.epoch()); }
+  Batch get_batch(Indices indices) override {
+    return make_training_batch(data_, indices, seed_, sampler_.epoch());
+  }
   [[nodiscard]] std::optional<std::size_t> size() const override { return data_.train.size(); }
 
  private:

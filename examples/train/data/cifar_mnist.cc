@@ -27,26 +27,30 @@ bool holds_any(const fs::path& folder, const std::vector<std::string>& files) {
   });
 }
 
-/// `directory` itself, or its folder `subfolder` (as archives unpack to), whichever holds at least one of `files`.
-/// `where_from` says in the error where the files can be had.
-fs::path find_folder(const std::string& directory, const std::string& subfolder, const std::vector<std::string>& files,
-                     const std::string& where_from) {
+/// `directory` itself, or its folder `subfolder` (as archives unpack to), whichever holds at least
+/// one of `files`. `where_from` says in the error where the files can be had.
+fs::path find_folder(const std::string& directory, const std::string& subfolder,
+                     const std::vector<std::string>& files, const std::string& where_from) {
   std::error_code error;
   if (!fs::is_directory(directory, error)) {
-    throw DataError("--data " + directory + " is not a folder; give the folder that holds " + list(files) + "; get them from " +
-                    where_from);
+    throw DataError("--data " + directory + " is not a folder; give the folder that holds " +
+                    list(files) + "; get them from " + where_from);
   }
   for (const auto& folder : {fs::path(directory), fs::path(directory) / subfolder}) {
     if (holds_any(folder, files)) return folder;
   }
-  throw DataError("--data " + directory + " holds none of " + list(files) + "; get them from " + where_from);
+  throw DataError("--data " + directory + " holds none of " + list(files) + "; get them from " +
+                  where_from);
 }
 
 /// The bytes of a file, unpacked if it is gzipped.
 std::vector<std::uint8_t> read_whole(const fs::path& file) {
   errno = 0;
-  const std::unique_ptr<gzFile_s, int (*)(gzFile)> in(gzopen(file.c_str(), "rb"), gzclose);  // reads files that are not gzipped as they are
-  if (!in) throw DataError("cannot open " + file.string() + ": " + std::strerror(errno == 0 ? ENOMEM : errno));
+  // reads files that are not gzipped as they are
+  const std::unique_ptr<gzFile_s, int (*)(gzFile)> in(gzopen(file.c_str(), "rb"), gzclose);
+  if (!in)
+    throw DataError("cannot open " + file.string() + ": " +
+                    std::strerror(errno == 0 ? ENOMEM : errno));
   std::vector<std::uint8_t> bytes;
   constexpr unsigned kChunk = 1U << 20;
   for (;;) {
@@ -58,7 +62,8 @@ std::vector<std::uint8_t> read_whole(const fs::path& file) {
     const char* words = gzerror(in.get(), &code);
     if (got < 0 || code == Z_BUF_ERROR) {
       const std::string reason = code == Z_ERRNO ? std::strerror(errno) : words;
-      throw DataError("cannot read " + file.string() + ": " + reason + "; if the file was not copied whole, get it again");
+      throw DataError("cannot read " + file.string() + ": " + reason +
+                      "; if the file was not copied whole, get it again");
     }
     if (got == 0) return bytes;
   }
@@ -78,10 +83,12 @@ struct Layout {
 void check_length(const fs::path& file, std::size_t bytes, const Layout& layout) {
   const auto record = static_cast<std::size_t>(layout.record_bytes());
   if (bytes == 0)
-    throw DataError(file.string() + " is empty; " + layout.name + " files hold records of " + std::to_string(record) + " bytes");
+    throw DataError(file.string() + " is empty; " + layout.name + " files hold records of " +
+                    std::to_string(record) + " bytes");
   if (bytes % record == 0) return;
-  throw DataError(file.string() + " is truncated: its " + std::to_string(bytes) + " bytes are " + std::to_string(bytes / record) +
-                  " records of " + std::to_string(record) + " bytes and " + std::to_string(bytes % record) +
+  throw DataError(file.string() + " is truncated: its " + std::to_string(bytes) + " bytes are " +
+                  std::to_string(bytes / record) + " records of " + std::to_string(record) +
+                  " bytes and " + std::to_string(bytes % record) +
                   " bytes more; get the file again, or give the binary version of " + layout.name);
 }
 
@@ -89,15 +96,17 @@ ImageSet read_file(const fs::path& file, const Layout& layout) {
   const auto bytes = read_whole(file);
   check_length(file, bytes.size(), layout);
   const auto items = static_cast<std::int64_t>(bytes.size()) / layout.record_bytes();
-  ImageSet set{torch::empty({items, 3, kSide, kSide}, torch::kUInt8), torch::empty({items}, torch::kInt64)};
+  ImageSet set{torch::empty({items, 3, kSide, kSide}, torch::kUInt8),
+               torch::empty({items}, torch::kInt64)};
   auto* images = set.images.data_ptr<std::uint8_t>();
   auto* labels = set.labels.data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < items; ++i) {
     const std::uint8_t* record = bytes.data() + i * layout.record_bytes();
     const int label = record[layout.label_bytes - 1];
     if (label >= layout.classes) {
-      throw DataError("record " + std::to_string(i) + " of " + file.string() + " has the label " + std::to_string(label) + "; labels of " +
-                      layout.name + " are 0 to " + std::to_string(layout.classes - 1) +
+      throw DataError("record " + std::to_string(i) + " of " + file.string() + " has the label " +
+                      std::to_string(label) + "; labels of " + layout.name + " are 0 to " +
+                      std::to_string(layout.classes - 1) +
                       ": the file is damaged or of another dataset, get it again");
     }
     labels[i] = label;
@@ -106,7 +115,8 @@ ImageSet read_file(const fs::path& file, const Layout& layout) {
   return set;
 }
 
-ImageSet read_files(const fs::path& folder, const std::vector<std::string>& files, const Layout& layout) {
+ImageSet read_files(const fs::path& folder, const std::vector<std::string>& files,
+                    const Layout& layout) {
   std::vector<torch::Tensor> images, labels;
   for (const auto& file : files) {
     std::error_code error;
@@ -122,7 +132,8 @@ ImageSet read_files(const fs::path& folder, const std::vector<std::string>& file
   return {torch::cat(images), torch::cat(labels)};
 }
 
-Dataset read(const fs::path& folder, const Layout& layout, const std::vector<std::string>& train, const std::vector<std::string>& test) {
+Dataset read(const fs::path& folder, const Layout& layout, const std::vector<std::string>& train,
+             const std::vector<std::string>& test) {
   Dataset data;
   data.name = layout.name;
   data.classes = layout.classes;
@@ -146,7 +157,8 @@ struct Idx {
 };
 
 std::uint32_t big_endian(const std::uint8_t* at) {
-  return std::uint32_t{at[0]} << 24 | std::uint32_t{at[1]} << 16 | std::uint32_t{at[2]} << 8 | at[3];
+  return std::uint32_t{at[0]} << 24 | std::uint32_t{at[1]} << 16 | std::uint32_t{at[2]} << 8 |
+         at[3];
 }
 
 /// The file or its gzipped form.
@@ -155,7 +167,8 @@ fs::path find_file(const fs::path& folder, const std::string& name) {
     std::error_code error;
     if (fs::exists(file, error)) return file;
   }
-  throw DataError(folder.string() + " holds neither " + name + " nor " + name + ".gz; get all four files from " + kWhereFrom);
+  throw DataError(folder.string() + " holds neither " + name + " nor " + name +
+                  ".gz; get all four files from " + kWhereFrom);
 }
 
 Idx read_idx(const fs::path& folder, const std::string& name, std::size_t dims) {
@@ -163,8 +176,8 @@ Idx read_idx(const fs::path& folder, const std::string& name, std::size_t dims) 
   idx.bytes = read_whole(idx.file);
   const std::uint32_t magic = 0x800 + static_cast<std::uint32_t>(dims);  // 8: bytes
   if (idx.bytes.size() < idx.header || big_endian(idx.bytes.data()) != magic) {
-    throw DataError(idx.file.string() + " is no idx file of bytes in " + std::to_string(dims) + " dimensions; get it again from " +
-                    kWhereFrom);
+    throw DataError(idx.file.string() + " is no idx file of bytes in " + std::to_string(dims) +
+                    " dimensions; get it again from " + kWhereFrom);
   }
   std::uint64_t expected = 1;
   for (std::size_t d = 0; d < dims; ++d) {
@@ -172,8 +185,10 @@ Idx read_idx(const fs::path& folder, const std::string& name, std::size_t dims) 
     expected *= static_cast<std::uint64_t>(idx.sizes.back());
   }
   if (idx.bytes.size() - idx.header != expected) {
-    throw DataError(idx.file.string() + " is truncated: its header promises " + std::to_string(expected) + " bytes of data, it has " +
-                    std::to_string(idx.bytes.size() - idx.header) + "; get it again from " + kWhereFrom);
+    throw DataError(idx.file.string() + " is truncated: its header promises " +
+                    std::to_string(expected) + " bytes of data, it has " +
+                    std::to_string(idx.bytes.size() - idx.header) + "; get it again from " +
+                    kWhereFrom);
   }
   return idx;
 }
@@ -184,8 +199,11 @@ torch::Tensor labels_of(const Idx& idx) {
   for (std::int64_t i = 0; i < labels.size(0); ++i) {
     out[i] = idx.data()[i];
     if (out[i] >= kDigits) {
-      throw DataError("item " + std::to_string(i) + " of " + idx.file.string() + " has the label " + std::to_string(out[i]) +
-                      "; labels of MNIST are 0 to 9: the file is damaged or of another dataset, get it again from " + kWhereFrom);
+      throw DataError("item " + std::to_string(i) + " of " + idx.file.string() + " has the label " +
+                      std::to_string(out[i]) +
+                      "; labels of MNIST are 0 to 9: the file is damaged or of another dataset, "
+                      "get it again from " +
+                      kWhereFrom);
     }
   }
   return labels;
@@ -195,11 +213,14 @@ ImageSet read_split(const fs::path& folder, const std::string& split) {
   const auto images = read_idx(folder, split + "-images-idx3-ubyte", 3);
   const auto labels = read_idx(folder, split + "-labels-idx1-ubyte", 1);
   if (images.sizes[0] != labels.sizes[0]) {
-    throw DataError(images.file.string() + " holds " + std::to_string(images.sizes[0]) + " images, " + labels.file.string() + " " +
-                    std::to_string(labels.sizes[0]) + " labels; take both from the same place");
+    throw DataError(images.file.string() + " holds " + std::to_string(images.sizes[0]) +
+                    " images, " + labels.file.string() + " " + std::to_string(labels.sizes[0]) +
+                    " labels; take both from the same place");
   }
-  if (images.sizes[0] == 0 || images.sizes[1] == 0 || images.sizes[2] == 0) throw DataError(images.file.string() + " holds no images");
-  ImageSet set{torch::empty({images.sizes[0], 1, images.sizes[1], images.sizes[2]}, torch::kUInt8), labels_of(labels)};
+  if (images.sizes[0] == 0 || images.sizes[1] == 0 || images.sizes[2] == 0)
+    throw DataError(images.file.string() + " holds no images");
+  ImageSet set{torch::empty({images.sizes[0], 1, images.sizes[1], images.sizes[2]}, torch::kUInt8),
+               labels_of(labels)};
   std::memcpy(set.images.data_ptr(), images.data(), images.bytes.size() - images.header);
   return set;
 }
@@ -207,9 +228,11 @@ ImageSet read_split(const fs::path& folder, const std::string& split) {
 }  // namespace
 
 Dataset read_cifar10(const std::string& directory) {
-  const std::vector<std::string> train = {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
+  const std::vector<std::string> train = {"data_batch_1.bin", "data_batch_2.bin",
+                                          "data_batch_3.bin", "data_batch_4.bin",
                                           "data_batch_5.bin"};
-  const auto folder = find_folder(directory, "cifar-10-batches-bin", train, "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz");
+  const auto folder = find_folder(directory, "cifar-10-batches-bin", train,
+                                  "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz");
   auto data = read(folder, {"CIFAR-10", 1, 10}, train, {"test_batch.bin"});
   data.mean = {0.4914F, 0.4822F, 0.4465F};
   data.deviation = {0.2470F, 0.2435F, 0.2616F};
@@ -217,7 +240,8 @@ Dataset read_cifar10(const std::string& directory) {
 }
 
 Dataset read_cifar100(const std::string& directory) {
-  const auto folder = find_folder(directory, "cifar-100-binary", {"train.bin"}, "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz");
+  const auto folder = find_folder(directory, "cifar-100-binary", {"train.bin"},
+                                  "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz");
   auto data = read(folder, {"CIFAR-100", 2, 100}, {"train.bin"}, {"test.bin"});
   data.mean = {0.5071F, 0.4865F, 0.4409F};
   data.deviation = {0.2673F, 0.2564F, 0.2762F};
@@ -233,7 +257,8 @@ Dataset read_mnist(const std::string& directory) {
   data.train = read_split(folder, "train");
   data.test = read_split(folder, "t10k");
   if (data.train.images.sizes().slice(1) != data.test.images.sizes().slice(1)) {
-    throw DataError("the training and test images in " + folder.string() + " differ in size; take all four files from the same place");
+    throw DataError("the training and test images in " + folder.string() +
+                    " differ in size; take all four files from the same place");
   }
   data.mean = {0.1307F};
   data.deviation = {0.3081F};

@@ -26,13 +26,15 @@ bool begins_with(std::span<const std::uint8_t> bytes, const std::array<std::uint
   return bytes.size() >= n && std::memcmp(bytes.data(), magic.data(), n) == 0;
 }
 
-/// This is what libjpeg does on errors: it jumps back to where setjmp() was called. The frames that are jumped over have no destructors.
+/// This is what libjpeg does on errors: it jumps back to where setjmp() was called. The frames that
+/// are jumped over have no destructors.
 struct JpegErrors {
   jpeg_error_mgr base;
   std::jmp_buf back;
   char words[JMSG_LENGTH_MAX];
 
-  /// Returns what `err` of libjpeg's structures is to be. The caller then calls setjmp(back) wherever it calls libjpeg.
+  /// Returns what `err` of libjpeg's structures is to be. The caller then calls setjmp(back)
+  /// wherever it calls libjpeg.
   jpeg_error_mgr* install() {
     jpeg_std_error(&base);
     base.error_exit = [](j_common_ptr info) {
@@ -54,11 +56,13 @@ std::uint8_t scaled(unsigned a, unsigned b) {  // a * b / 255, rounded
 void rgb_of_cmyk(std::uint8_t* pixels, unsigned count) {
   for (; count > 0; --count, pixels += 4) {
     const unsigned light = pixels[3];
-    for (int c = 0; c < 3; ++c) pixels[c] = static_cast<std::uint8_t>(light - scaled(255U - pixels[c], light));
+    for (int c = 0; c < 3; ++c)
+      pixels[c] = static_cast<std::uint8_t>(light - scaled(255U - pixels[c], light));
   }
 }
 
-/// By libjpeg-turbo. A file that ends early is refused whatever the part, so that it does not depend on the part.
+/// By libjpeg-turbo. A file that ends early is refused whatever the part, so that it does not
+/// depend on the part.
 class JpegImage final : public EncodedImage {
  public:
   explicit JpegImage(std::span<const std::uint8_t> bytes) : bytes_(bytes) {
@@ -87,13 +91,16 @@ class JpegImage final : public EncodedImage {
     into.reset(decoded_);
     if (!read_rows(into)) throw ImageError(errors_.words);
     if (is_cmyk()) {
-      for (int y = 0; y < decoded_.height; ++y) rgb_of_cmyk(into.row(decoded_.top + y), static_cast<unsigned>(decoded_.width));
+      for (int y = 0; y < decoded_.height; ++y)
+        rgb_of_cmyk(into.row(decoded_.top + y), static_cast<unsigned>(decoded_.width));
     }
     jpeg_abort_decompress(&info_);  // rows below the part are not wanted
   }
 
  private:
-  [[nodiscard]] bool is_cmyk() const { return info_.jpeg_color_space == JCS_CMYK || info_.jpeg_color_space == JCS_YCCK; }
+  [[nodiscard]] bool is_cmyk() const {
+    return info_.jpeg_color_space == JCS_CMYK || info_.jpeg_color_space == JCS_YCCK;
+  }
 
   bool read_header() {
     if (setjmp(errors_.back) != 0) return false;
@@ -116,7 +123,8 @@ class JpegImage final : public EncodedImage {
     if (setjmp(errors_.back) != 0) return false;
     jpeg_start_decompress(&info_);
     const auto margin = static_cast<JDIMENSION>(2 * info_.max_h_samp_factor);
-    const auto left = static_cast<JDIMENSION>(part.left), right = left + static_cast<JDIMENSION>(part.width);
+    const auto left = static_cast<JDIMENSION>(part.left),
+               right = left + static_cast<JDIMENSION>(part.width);
     JDIMENSION offset = left > margin ? left - margin : 0;
     JDIMENSION width = std::min(right + margin, info_.output_width) - offset;
     if (offset > 0 || width < info_.output_width) jpeg_crop_scanline(&info_, &offset, &width);
@@ -145,8 +153,8 @@ class JpegImage final : public EncodedImage {
 };
 
 /// The frame that libjpeg's errors jump over; it has no destructors.
-bool compress(jpeg_compress_struct& info, JpegErrors& errors, const std::uint8_t* values, Size size, const JpegOptions& options,
-              unsigned char** out, unsigned long* count) {
+bool compress(jpeg_compress_struct& info, JpegErrors& errors, const std::uint8_t* values, Size size,
+              const JpegOptions& options, unsigned char** out, unsigned long* count) {
   if (setjmp(errors.back) != 0) return false;
   jpeg_create_compress(&info);
   jpeg_mem_dest(&info, out, count);
@@ -162,7 +170,8 @@ bool compress(jpeg_compress_struct& info, JpegErrors& errors, const std::uint8_t
   }
   if (options.progressive) jpeg_simple_progression(&info);
   jpeg_start_compress(&info, TRUE);
-  const auto stride = static_cast<std::size_t>(size.width) * static_cast<std::size_t>(info.input_components);
+  const auto stride =
+      static_cast<std::size_t>(size.width) * static_cast<std::size_t>(info.input_components);
   while (info.next_scanline < info.image_height) {
     auto* row = const_cast<JSAMPROW>(values + info.next_scanline * stride);
     jpeg_write_scanlines(&info, &row, 1);
@@ -178,7 +187,8 @@ class PngImage final : public EncodedImage {
     png_ = png_create_read_struct(PNG_LIBPNG_VER_STRING, this, fail, stay_silent);
     info_ = png_ == nullptr ? nullptr : png_create_info_struct(png_);
     try {
-      if (info_ == nullptr) throw ImageError("libpng has no memory, or another version than its header");
+      if (info_ == nullptr)
+        throw ImageError("libpng has no memory, or another version than its header");
       if (!read_header()) throw ImageError(words_);
       set_size(png_get_image_width(png_, info_), png_get_image_height(png_, info_));
     } catch (...) {
@@ -213,7 +223,8 @@ class PngImage final : public EncodedImage {
 
   bool read_header() {
     if (setjmp(png_jmpbuf(png_)) != 0) return false;
-    png_set_user_limits(png_, 0x7FFFFFFF, 0x7FFFFFFF);  // set_size() has the limit, and words for it
+    // set_size() has the limit, and words for it
+    png_set_user_limits(png_, 0x7FFFFFFF, 0x7FFFFFFF);
     png_set_read_fn(png_, this, read);
     png_read_info(png_, info_);
     return true;
@@ -226,7 +237,8 @@ class PngImage final : public EncodedImage {
     if (type == PNG_COLOR_TYPE_GRAY) png_set_expand_gray_1_2_4_to_8(png_);
     if ((type & PNG_COLOR_MASK_COLOR) == 0) png_set_gray_to_rgb(png_);
     png_set_strip_16(png_);
-    if ((type & PNG_COLOR_MASK_ALPHA) == 0) png_set_filler(png_, 255, PNG_FILLER_AFTER);  // otherwise alpha is the fourth byte
+    // otherwise alpha is the fourth byte
+    if ((type & PNG_COLOR_MASK_ALPHA) == 0) png_set_filler(png_, 255, PNG_FILLER_AFTER);
     png_set_interlace_handling(png_);
     png_read_update_info(png_, info_);
     png_read_image(png_, rows_.data());
@@ -253,13 +265,14 @@ std::unique_ptr<EncodedImage> EncodedImage::open(std::span<const std::uint8_t> b
 void EncodedImage::set_size(std::uint32_t width, std::uint32_t height) {
   if (width == 0 || height == 0) throw ImageError("the image has no pixels");
   if (std::uint64_t{width} * height > kMostPixels) {
-    throw ImageError("the image is said to have " + std::to_string(width) + " x " + std::to_string(height) + " pixels, more than " +
-                     std::to_string(kMostPixels));
+    throw ImageError("the image is said to have " + std::to_string(width) + " x " +
+                     std::to_string(height) + " pixels, more than " + std::to_string(kMostPixels));
   }
   size_ = {static_cast<int>(width), static_cast<int>(height)};
 }
 
-std::vector<std::uint8_t> encode_jpeg(const std::vector<std::uint8_t>& rgb, Size size, const JpegOptions& options) {
+std::vector<std::uint8_t> encode_jpeg(const std::vector<std::uint8_t>& rgb, Size size,
+                                      const JpegOptions& options) {
   std::vector<std::uint8_t> grey;
   if (options.grey) {
     for (std::size_t i = 0; i < rgb.size(); i += 3) grey.push_back(rgb[i]);
@@ -269,7 +282,8 @@ std::vector<std::uint8_t> encode_jpeg(const std::vector<std::uint8_t>& rgb, Size
   info.err = errors.install();
   unsigned char* out = nullptr;
   unsigned long count = 0;
-  const bool good = compress(info, errors, options.grey ? grey.data() : rgb.data(), size, options, &out, &count);
+  const bool good =
+      compress(info, errors, options.grey ? grey.data() : rgb.data(), size, options, &out, &count);
   jpeg_destroy_compress(&info);
   std::vector<std::uint8_t> bytes;
   if (good) bytes.assign(out, out + count);

@@ -17,7 +17,8 @@ bool has_image_name(const std::string& name) {
   const auto dot = name.rfind('.');
   if (dot == std::string::npos) return false;
   std::string ending = name.substr(dot + 1);
-  std::transform(ending.begin(), ending.end(), ending.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::transform(ending.begin(), ending.end(), ending.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return ending == "jpg" || ending == "jpeg" || ending == "png";
 }
 
@@ -30,7 +31,8 @@ std::string list(const std::vector<std::string>& names) {
 fs::directory_iterator open(const fs::path& folder) {
   std::error_code error;
   fs::directory_iterator entries(folder, error);
-  if (error) throw FolderError("cannot read the folder " + folder.string() + ": " + error.message());
+  if (error)
+    throw FolderError("cannot read the folder " + folder.string() + ": " + error.message());
   return entries;
 }
 
@@ -54,7 +56,8 @@ std::vector<std::string> find_classes(const fs::path& folder) {
 struct Walk {
   std::map<std::string, std::vector<std::string>> images;  ///< by the folder they are in
   std::size_t passed_over = 0;
-  std::set<fs::path> above;  ///< folders that are being read: a link to one of them would go round for ever
+  std::set<fs::path>
+      above;  ///< folders that are being read: a link to one of them would go round for ever
 
   void read(const fs::path& folder, const std::string& name) {
     const auto place = fs::canonical(folder);
@@ -76,18 +79,22 @@ struct Walk {
 
 }  // namespace
 
-ImageFolder::ImageFolder(fs::path folder, const std::vector<std::string>& classes) : folder_(std::move(folder)) {
+ImageFolder::ImageFolder(fs::path folder, const std::vector<std::string>& classes)
+    : folder_(std::move(folder)) {
   std::error_code error;
   if (!fs::is_directory(folder_, error)) throw FolderError(folder_.string() + " is not a folder");
   auto found = find_classes(folder_);
   if (found.empty())
-    throw FolderError(folder_.string() + " has no folders; it must have one for each class, with the class's images in it");
+    throw FolderError(
+        folder_.string() +
+        " has no folders; it must have one for each class, with the class's images in it");
   if (!classes.empty()) {
     std::vector<std::string> unknown;
-    std::set_difference(found.begin(), found.end(), classes.begin(), classes.end(), std::back_inserter(unknown));
+    std::set_difference(found.begin(), found.end(), classes.begin(), classes.end(),
+                        std::back_inserter(unknown));
     if (!unknown.empty()) {
-      throw FolderError(folder_.string() + " has classes that the training images have not: " + list(unknown) +
-                        "; remove them, or add training images");
+      throw FolderError(folder_.string() + " has classes that the training images have not: " +
+                        list(unknown) + "; remove them, or add training images");
     }
     found = classes;
   }
@@ -95,7 +102,9 @@ ImageFolder::ImageFolder(fs::path folder, const std::vector<std::string>& classe
   for (std::size_t label = 0; label < classes_.size(); ++label) {
     if (fs::is_directory(folder_ / classes_[label], error)) add_class(static_cast<int>(label));
   }
-  if (size() == 0) throw FolderError("the folders in " + folder_.string() + " hold no images (.jpg, .jpeg or .png)");
+  if (size() == 0)
+    throw FolderError("the folders in " + folder_.string() +
+                      " hold no images (.jpg, .jpeg or .png)");
 }
 
 void ImageFolder::add_class(int label) {

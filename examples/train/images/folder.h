@@ -1,9 +1,12 @@
 #pragma once
-/// An ImageFolder is the list of the images below a folder with a folder per class, as torchvision's ImageFolder makes it: classes are
-/// numbered in the order of their names, images are in the order of class, folder and name. Links are followed. Files and folders whose
-/// names begin with a dot are passed over, and files other than .jpg, .jpeg and .png (in any case). It owns the names, in one piece of
+/// An ImageFolder is the list of the images below a folder with a folder per class, as
+/// torchvision's ImageFolder makes it: classes are numbered in the order of their names, images are
+/// in the order of class, folder and name. Links are followed. Files and folders whose names begin
+/// with a dot are passed over, and files other than .jpg, .jpeg and .png (in any case). It owns the
+/// names, in one piece of
 
-/// memory, and no images. Making one throws FolderError that says what to do; afterwards it is constant, and any thread may read it.
+/// memory, and no images. Making one throws FolderError that says what to do; afterwards it is
+/// constant, and any thread may read it.
 
 #include <cstdint>
 #include <filesystem>
@@ -20,7 +23,8 @@ class FolderError : public std::runtime_error {
 
 class ImageFolder {
  public:
-  /// `classes`: empty for a folder per class that is found; otherwise only these may be there, and they have these numbers.
+  /// `classes`: empty for a folder per class that is found; otherwise only these may be there, and
+  /// they have these numbers.
   explicit ImageFolder(std::filesystem::path folder, const std::vector<std::string>& classes = {});
 
   [[nodiscard]] std::size_t size() const { return labels_.size(); }

@@ -1,5 +1,6 @@
 #pragma once
-/// These random numbers are a function of what they are for (seed, epoch, image...), not of what was drawn before, and the same on every
+/// These random numbers are a function of what they are for (seed, epoch, image...), not of what
+/// was drawn before, and the same on every
 
 /// platform. They are values; there is no shared state.
 
@@ -27,7 +28,8 @@ class Random {
   int below(int limit) { return static_cast<int>(next() % static_cast<std::uint64_t>(limit)); }
   /// Uniform in [0, 1).
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
-  /// Mean 0, deviation 1, bell-shaped: the sum of four uniform numbers of 16 bits (Irwin and Hall), cheap and exact.
+  /// Mean 0, deviation 1, bell-shaped: the sum of four uniform numbers of 16 bits (Irwin and Hall),
+  /// cheap and exact.
   double bell() {
     std::uint64_t bits = next();
     int sum = 0;

@@ -31,12 +31,14 @@ std::array<double, kChannels> random_colour(Random& random) {
 }
 
 std::uint8_t to_byte(double value) {
-  return static_cast<std::uint8_t>(std::lround(255 * std::clamp(kMean + kDeviation * value, 0.0, 1.0)));
+  return static_cast<std::uint8_t>(
+      std::lround(255 * std::clamp(kMean + kDeviation * value, 0.0, 1.0)));
 }
 
 }  // namespace
 
-void draw_synthetic(std::uint8_t* planes, int label, const SyntheticPicture& options, std::uint64_t split, std::uint64_t number) {
+void draw_synthetic(std::uint8_t* planes, int label, const SyntheticPicture& options,
+                    std::uint64_t split, std::uint64_t number) {
   Random random{options.seed, split, number};
   const auto wave = kWaves[static_cast<std::size_t>(label)];
   const auto colour = random_colour(random);
@@ -44,10 +46,11 @@ void draw_synthetic(std::uint8_t* planes, int label, const SyntheticPicture& opt
   const int side = options.side;
   for (int y = 0; y < side; ++y) {
     for (int x = 0; x < side; ++x) {
-      const double value = kAmplitude * std::cos(2 * std::numbers::pi * (wave.x * x + wave.y * y) / side + phase);
+      const double value =
+          kAmplitude * std::cos(2 * std::numbers::pi * (wave.x * x + wave.y * y) / side + phase);
       for (int channel = 0; channel < kChannels; ++channel) {
-        planes[(channel * side + y) * side + x] =
-            to_byte(value * colour[static_cast<std::size_t>(channel)] + options.noise * random.bell());
+        planes[(channel * side + y) * side + x] = to_byte(
+            value * colour[static_cast<std::size_t>(channel)] + options.noise * random.bell());
       }
     }
   }

@@ -1,5 +1,6 @@
 #pragma once
-/// This draws the pictures of the embedded dataset (data/dataset.h) into bytes, without LibTorch. A pure function.
+/// This draws the pictures of the embedded dataset (data/dataset.h) into bytes, without LibTorch. A
+/// pure function.
 
 #include <cstdint>
 
@@ -13,7 +14,9 @@ struct SyntheticPicture {
   std::uint64_t seed = 0;
 };
 
-/// Draws picture `number` of a split (0: training, 1: test) of the class `label`: three planes of side x side bytes.
-void draw_synthetic(std::uint8_t* planes, int label, const SyntheticPicture& options, std::uint64_t split, std::uint64_t number);
+/// Draws picture `number` of a split (0: training, 1: test) of the class `label`: three planes of
+/// side x side bytes.
+void draw_synthetic(std::uint8_t* planes, int label, const SyntheticPicture& options,
+                    std::uint64_t split, std::uint64_t number);
 
 }  // namespace examples

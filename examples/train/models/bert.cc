@@ -33,8 +33,11 @@ class Layer : public nn::Module {
   torch::Tensor forward(const torch::Tensor& input) {
     const auto items = input.size(0);
     const auto sequence = input.size(1);
-    const auto by_head = [&](const torch::Tensor& all) { return all.view({items, sequence, heads_, -1}).transpose(1, 2); };
-    const auto seen = at::scaled_dot_product_attention(by_head(query(input)), by_head(key(input)), by_head(value(input)));
+    const auto by_head = [&](const torch::Tensor& all) {
+      return all.view({items, sequence, heads_, -1}).transpose(1, 2);
+    };
+    const auto seen = at::scaled_dot_product_attention(by_head(query(input)), by_head(key(input)),
+                                                       by_head(value(input)));
     const auto x = norm1(input + output(seen.transpose(1, 2).reshape({items, sequence, -1})));
     return norm2(x + down(torch::gelu(up(x))));
   }
@@ -61,7 +64,8 @@ class Bert : public Classifier {
     register_module("sentences", sentences);
     register_module("norm", norm);
     for (std::int64_t i = 0; i < options.layers; ++i)
-      layers.push_back(register_module("layer" + std::to_string(i), std::make_shared<Layer>(options.width, options.heads)));
+      layers.push_back(register_module("layer" + std::to_string(i),
+                                       std::make_shared<Layer>(options.width, options.heads)));
     register_module("pooler", pooler);
     register_module("classifier", classifier);
     initialise();
@@ -78,7 +82,8 @@ class Bert : public Classifier {
   void initialise() {
     const torch::NoGradGuard no_gradient;
     for (auto& parameter : named_parameters()) {
-      if (parameter.key().find("norm") != std::string::npos) continue;  // they start with weight 1 and bias 0
+      // they start with weight 1 and bias 0
+      if (parameter.key().find("norm") != std::string::npos) continue;
       if (parameter.value().dim() > 1) {
         parameter.value().normal_(0, 0.02);
       } else {
@@ -96,7 +101,8 @@ class Bert : public Classifier {
 }  // namespace
 
 std::shared_ptr<Classifier> bert(const BertOptions& options) {
-  if (options.heads < 1 || options.width % options.heads != 0) throw std::invalid_argument("bert: the heads must divide the width");
+  if (options.heads < 1 || options.width % options.heads != 0)
+    throw std::invalid_argument("bert: the heads must divide the width");
   return std::make_shared<Bert>(options);
 }
 

@@ -7,8 +7,10 @@ namespace {
 
 namespace nn = torch::nn;
 
-nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride) {
-  return nn::Conv2d(nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false));
+nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel,
+                       std::int64_t stride) {
+  return nn::Conv2d(
+      nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false));
 }
 
 /// Two 3 x 3 convolutions and the way around them.
@@ -17,13 +19,17 @@ class BasicBlock : public nn::Module {
   static constexpr std::int64_t kExpansion = 1;
 
   BasicBlock(std::int64_t in, std::int64_t width, std::int64_t stride)
-      : conv1(convolution(in, width, 3, stride)), bn1(width), conv2(convolution(width, width, 3, 1)), bn2(width) {
+      : conv1(convolution(in, width, 3, stride)),
+        bn1(width),
+        conv2(convolution(width, width, 3, 1)),
+        bn2(width) {
     register_module("conv1", conv1);
     register_module("bn1", bn1);
     register_module("conv2", conv2);
     register_module("bn2", bn2);
     if (stride != 1 || in != width) {
-      downsample = register_module("downsample", nn::Sequential(convolution(in, width, 1, stride), nn::BatchNorm2d(width)));
+      downsample = register_module(
+          "downsample", nn::Sequential(convolution(in, width, 1, stride), nn::BatchNorm2d(width)));
     }
   }
 
@@ -40,7 +46,8 @@ class BasicBlock : public nn::Module {
   nn::Sequential downsample{nullptr};
 };
 
-/// 1 x 1 to fewer channels, 3 x 3 among those, 1 x 1 to four times as many, and the way around them.
+/// 1 x 1 to fewer channels, 3 x 3 among those, 1 x 1 to four times as many, and the way around
+/// them.
 class Bottleneck : public nn::Module {
  public:
   static constexpr std::int64_t kExpansion = 4;
@@ -60,7 +67,8 @@ class Bottleneck : public nn::Module {
     register_module("bn3", bn3);
     if (stride != 1 || in != width * kExpansion) {
       downsample = register_module("downsample",
-                                   nn::Sequential(convolution(in, width * kExpansion, 1, stride), nn::BatchNorm2d(width * kExpansion)));
+                                   nn::Sequential(convolution(in, width * kExpansion, 1, stride),
+                                                  nn::BatchNorm2d(width * kExpansion)));
     }
   }
 
@@ -86,14 +94,17 @@ class ResNet : public Classifier {
   ResNet(const std::array<int, 4>& blocks, const ResNetOptions& options)
       : blocks_(blocks),
         options_(options),
-        conv1(options.small_images ? convolution(options.channels, 64, 3, 1) : convolution(options.channels, 64, 7, 2)),
+        conv1(options.small_images ? convolution(options.channels, 64, 3, 1)
+                                   : convolution(options.channels, 64, 7, 2)),
         bn1(64),
         fc(512 * Block::kExpansion, options.classes) {
     register_module("conv1", conv1);
     register_module("bn1", bn1);
     std::int64_t channels = 64;
     for (std::size_t i = 0; i < blocks.size(); ++i) {
-      layers[i] = register_module("layer" + std::to_string(i + 1), layer(channels, std::int64_t{64} << i, blocks[i], i == 0 ? 1 : 2));
+      layers[i] =
+          register_module("layer" + std::to_string(i + 1),
+                          layer(channels, std::int64_t{64} << i, blocks[i], i == 0 ? 1 : 2));
       channels = (std::int64_t{64} << i) * Block::kExpansion;
     }
     register_module("fc", fc);
@@ -107,14 +118,17 @@ class ResNet : public Classifier {
     return fc(x.mean({2, 3}));
   }
 
-  std::shared_ptr<nn::Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override {
+  std::shared_ptr<nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override {
     return with_values_of(*this, std::make_shared<ResNet>(blocks_, options_), device);
   }
 
  private:
-  static nn::Sequential layer(std::int64_t in, std::int64_t width, int blocks, std::int64_t stride) {
+  static nn::Sequential layer(std::int64_t in, std::int64_t width, int blocks,
+                              std::int64_t stride) {
     nn::Sequential sequence(Block(in, width, stride));
-    for (int i = 1; i < blocks; ++i) sequence->push_back(Block(width * Block::kExpansion, width, 1));
+    for (int i = 1; i < blocks; ++i)
+      sequence->push_back(Block(width * Block::kExpansion, width, 1));
     return sequence;
   }
 

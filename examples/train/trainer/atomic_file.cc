@@ -12,7 +12,8 @@ namespace examples {
 
 namespace fs = std::filesystem;
 
-void replace_file(const std::string& file, const std::string& option, const std::function<void(std::ostream&)>& write) {
+void replace_file(const std::string& file, const std::string& option,
+                  const std::function<void(std::ostream&)>& write) {
   const std::string fresh = file + ".new." + std::to_string(::getpid());
   std::error_code error;
   std::ofstream out(fresh);
@@ -38,7 +39,8 @@ void check_writable(const std::string& folder) {
   std::error_code ignored;
   fs::remove(probe, ignored);
   if (error)
-    throw std::runtime_error("cannot write into the folder " + folder + ": " + error.message() + "; name a place that can be written to");
+    throw std::runtime_error("cannot write into the folder " + folder + ": " + error.message() +
+                             "; name a place that can be written to");
 }
 
 }  // namespace examples

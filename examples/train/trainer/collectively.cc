@@ -41,7 +41,8 @@ std::string words_of(const std::exception& error) {
       return words_of(original);
     }
   }
-  if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error)) return torch_error->what_without_backtrace();
+  if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error))
+    return torch_error->what_without_backtrace();
   return error.what();
 }
 

@@ -26,7 +26,9 @@ void put_fixed(std::string& out, Unsigned value) {
   for (std::size_t i = 0; i < sizeof(value); ++i) out += static_cast<char>(value >> (8 * i));
 }
 
-void put_key(std::string& out, int field, Wire wire) { put_varint(out, static_cast<std::uint64_t>(field) << 3 | wire); }
+void put_key(std::string& out, int field, Wire wire) {
+  put_varint(out, static_cast<std::uint64_t>(field) << 3 | wire);
+}
 
 void put_text(std::string& out, int field, std::string_view text) {
   put_key(out, field, kText);
@@ -36,7 +38,9 @@ void put_text(std::string& out, int field, std::string_view text) {
 
 std::uint32_t masked(std::uint32_t crc) { return (crc >> 15 | crc << 17) + 0xA282EAD8U; }
 
-double seconds_since_1970() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 std::string host_name() {
   char name[256] = {};
@@ -57,12 +61,15 @@ std::uint32_t crc32c(std::string_view bytes) {
 EventFile::EventFile(const std::string& folder, std::int64_t first_step) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  const auto microseconds =
-      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  const auto microseconds = std::chrono::duration_cast<std::chrono::microseconds>(
+                                std::chrono::system_clock::now().time_since_epoch())
+                                .count();
   char stamp[48];
-  std::snprintf(stamp, sizeof(stamp), "%lld.%06lld", static_cast<long long>(microseconds / 1'000'000),
+  std::snprintf(stamp, sizeof(stamp), "%lld.%06lld",
+                static_cast<long long>(microseconds / 1'000'000),
                 static_cast<long long>(microseconds % 1'000'000));
-  path_ = folder + "/events.out.tfevents." + stamp + "." + host_name() + "." + std::to_string(::getpid());
+  path_ = folder + "/events.out.tfevents." + stamp + "." + host_name() + "." +
+          std::to_string(::getpid());
   out_.open(path_, std::ios::binary);
   std::string version;
   put_text(version, kFileVersion, "brain.Event:2");
@@ -103,7 +110,10 @@ void EventFile::event(std::int64_t step, std::string_view field) {
 
 void EventFile::flush() {
   out_.flush();
-  if (!out_) throw std::runtime_error("cannot write " + path_ + "; give --tensorboard a folder that can be written to and is not full");
+  if (!out_)
+    throw std::runtime_error(
+        "cannot write " + path_ +
+        "; give --tensorboard a folder that can be written to and is not full");
 }
 
 }  // namespace examples

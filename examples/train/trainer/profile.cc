@@ -25,7 +25,8 @@ constexpr int kProcessesOfARank = 100;  // of LibTorch's events: the host's, and
 
 const std::set<torch::profiler::impl::ActivityType>& activities() {
   using torch::profiler::impl::ActivityType;
-  static const std::set<ActivityType> host = {ActivityType::CPU}, all = {ActivityType::CPU, ActivityType::CUDA};
+  static const std::set<ActivityType> host = {ActivityType::CPU},
+                                      all = {ActivityType::CPU, ActivityType::CUDA};
   return torch::cuda::is_available() ? all : host;
 }
 
@@ -34,7 +35,9 @@ torch::profiler::impl::ProfilerConfig config() {
 }
 
 std::int64_t nanoseconds_since_1970() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
 }
 
 Json read_json(const std::string& file) {
@@ -45,29 +48,36 @@ Json read_json(const std::string& file) {
   return read;
 }
 
-/// LibTorch's events of this rank, in microseconds since 1970, as processes of their own beside hvd's.
+/// LibTorch's events of this rank, in microseconds since 1970, as processes of their own beside
+/// hvd's.
 Json events_of_libtorch(const std::string& file, int rank) {
   const auto trace = read_json(file);
   Json events = Json::array();
   if (!trace.is_object() || !trace.contains("traceEvents")) return events;
-  const double base = static_cast<double>(trace.value("baseTimeNanoseconds", std::int64_t{0})) / 1000;
+  const double base =
+      static_cast<double>(trace.value("baseTimeNanoseconds", std::int64_t{0})) / 1000;
   std::map<std::string, int> processes;
   for (auto event : trace["traceEvents"]) {
     const std::string kind = event.value("ph", "");
-    if (kind != "X" && kind != "M" && kind != "i") continue;  // arrows' numbers would meet those of other ranks
-    const int number = processes.emplace(event.value("pid", Json()).dump(), static_cast<int>(processes.size())).first->second;
+    // arrows' numbers would meet those of other ranks
+    if (kind != "X" && kind != "M" && kind != "i") continue;
+    const int number =
+        processes.emplace(event.value("pid", Json()).dump(), static_cast<int>(processes.size()))
+            .first->second;
     event["pid"] = 1'000'000 + rank * kProcessesOfARank + number;
     if (event.contains("ts") && kind != "M") event["ts"] = event["ts"].get<double>() + base;
     if (kind == "M") event.erase("ts");
     if (event.value("name", "") == "process_name") {
-      event["args"]["name"] = "rank " + std::to_string(rank) + ": LibTorch, " + event["args"].value("name", "");
+      event["args"]["name"] =
+          "rank " + std::to_string(rank) + ": LibTorch, " + event["args"].value("name", "");
     }
     events.push_back(std::move(event));
   }
   return events;
 }
 
-/// hvd's events; `marks` says for each rank when the common allreduce was over, in nanoseconds since 1970.
+/// hvd's events; `marks` says for each rank when the common allreduce was over, in nanoseconds
+/// since 1970.
 Json events_of_hvd(const std::string& file, const std::vector<std::int64_t>& marks) {
   auto trace = read_json(file);
   Json events = trace.is_object() ? std::move(trace["traceEvents"]) : std::move(trace);
@@ -75,24 +85,28 @@ Json events_of_hvd(const std::string& file, const std::vector<std::int64_t>& mar
   std::map<int, double> offsets;
   for (const auto& event : events) {
     const std::pair lane{event.value("pid", 0), event.value("tid", 0)};
-    if (event.value("name", "") == "thread_name" && event["args"].value("name", "") == kMark) lanes[lane] = 1;
+    if (event.value("name", "") == "thread_name" && event["args"].value("name", "") == kMark)
+      lanes[lane] = 1;
     if (lanes.contains(lane) && event.value("ph", "") == "E") {
       const auto rank = static_cast<std::size_t>(lane.first);
-      if (rank < marks.size()) offsets[lane.first] = static_cast<double>(marks[rank]) / 1000 - event["ts"].get<double>();
+      if (rank < marks.size())
+        offsets[lane.first] = static_cast<double>(marks[rank]) / 1000 - event["ts"].get<double>();
     }
   }
   for (auto& event : events) {
     const auto offset = offsets.find(event.value("pid", 0));
     if (event.contains("ts") && event.value("ph", "") != "M")
-      event["ts"] =
-          event["ts"].get<double>() + (offset == offsets.end() ? (offsets.empty() ? 0 : offsets.begin()->second) : offset->second);
+      event["ts"] = event["ts"].get<double>() +
+                    (offset == offsets.end() ? (offsets.empty() ? 0 : offsets.begin()->second)
+                                             : offset->second);
   }
   return events;
 }
 
 }  // namespace
 
-Profile::Profile(std::string path, std::int64_t skip, std::int64_t steps) : path_(std::move(path)), skip_(skip), steps_(steps) {}
+Profile::Profile(std::string path, std::int64_t skip, std::int64_t steps)
+    : path_(std::move(path)), skip_(skip), steps_(steps) {}
 
 void Profile::before_step() {
   if (path_.empty() || written_) return;
@@ -124,7 +138,8 @@ void Profile::end() {
   collectively([&] {
     kineto::disableProfiler()->save(mine);
     hvd::stop_timeline();
-    words = events_of_libtorch(mine, hvd::rank()).dump(-1, ' ', false, Json::error_handler_t::replace);
+    words =
+        events_of_libtorch(mine, hvd::rank()).dump(-1, ' ', false, Json::error_handler_t::replace);
   });
   const auto all = hvd::allgather_object(words);
   const auto marks = hvd::allgather_object(marked_);
@@ -135,13 +150,16 @@ void Profile::end() {
     }
     double first = 0;
     for (const auto& event : events) {
-      if (event.contains("ts") && (first == 0 || event["ts"].get<double>() < first)) first = event["ts"].get<double>();
+      if (event.contains("ts") && (first == 0 || event["ts"].get<double>() < first))
+        first = event["ts"].get<double>();
     }
     for (auto& event : events) {
       if (event.contains("ts")) event["ts"] = event["ts"].get<double>() - first;
     }
     replace_file(path_, "--profile", [&](std::ostream& out) {
-      out << Json{{"traceEvents", std::move(events)}}.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n';
+      out << Json{{"traceEvents", std::move(events)}}.dump(-1, ' ', false,
+                                                           Json::error_handler_t::replace)
+          << '\n';
     });
   });
 }

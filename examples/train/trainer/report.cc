@@ -51,13 +51,15 @@ constexpr int kBarWidth = 30;
 constexpr std::chrono::milliseconds kRedraw{100};
 constexpr std::chrono::seconds kNextLine{5};
 
-/// Open MPI gives its ranks a terminal of their own wherever its output really goes: then what counts is mpirun's output.
+/// Open MPI gives its ranks a terminal of their own wherever its output really goes: then what
+/// counts is mpirun's output.
 bool is_terminal() {
   if (::isatty(STDOUT_FILENO) == 0) return false;
   std::error_code error;
   const std::string parent = "/proc/" + std::to_string(::getppid());
   const auto program = std::filesystem::read_symlink(parent + "/exe", error).filename().string();
-  if (error || (program != "orterun" && program != "mpirun" && program.rfind("prte", 0) != 0)) return true;
+  if (error || (program != "orterun" && program != "mpirun" && program.rfind("prte", 0) != 0))
+    return true;
   const auto output = std::filesystem::read_symlink(parent + "/fd/1", error).string();
   return !error && (output.rfind("/dev/pts/", 0) == 0 || output.rfind("/dev/tty", 0) == 0);
 }
@@ -68,7 +70,8 @@ constexpr std::size_t kMostNamed = 20;
 
 nlohmann::json to_json(const Record& record) { return fields(record); }
 
-RecordFile::RecordFile(std::string json, std::string csv, std::int64_t epochs_done) : json_(std::move(json)), csv_(std::move(csv)) {
+RecordFile::RecordFile(std::string json, std::string csv, std::int64_t epochs_done)
+    : json_(std::move(json)), csv_(std::move(csv)) {
   if (epochs_done > 0 && std::filesystem::exists(json_)) read_json(epochs_done);
   if (epochs_done > 0 && std::filesystem::exists(csv_)) read_csv(epochs_done);
   write();
@@ -77,9 +80,12 @@ RecordFile::RecordFile(std::string json, std::string csv, std::int64_t epochs_do
 void RecordFile::read_json(std::int64_t epochs_done) {
   std::ifstream in(json_);
   const auto old = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
-  if (!old.is_array()) throw std::runtime_error(json_ + " is not a file of records; remove it or give --json another name");
+  if (!old.is_array())
+    throw std::runtime_error(json_ +
+                             " is not a file of records; remove it or give --json another name");
   for (const auto& record : old) {
-    if (record.is_object() && record.value("epoch", epochs_done + 1) <= epochs_done) records_.push_back(record);
+    if (record.is_object() && record.value("epoch", epochs_done + 1) <= epochs_done)
+      records_.push_back(record);
   }
 }
 
@@ -87,7 +93,9 @@ void RecordFile::read_csv(std::int64_t epochs_done) {
   std::ifstream in(csv_);
   std::string line;
   if (!std::getline(in, line) || line != csv_names()) {
-    throw std::runtime_error(csv_ + " does not begin with the names of this program's records; remove it or give --csv another name");
+    throw std::runtime_error(csv_ +
+                             " does not begin with the names of this program's records; remove it "
+                             "or give --csv another name");
   }
   while (std::getline(in, line)) {
     if (std::strtoll(line.c_str(), nullptr, 10) <= epochs_done) lines_.push_back(line);
@@ -101,7 +109,8 @@ void RecordFile::add(const Record& record) {
 }
 
 void RecordFile::write() const {
-  if (!json_.empty()) replace_file(json_, "--json", [&](std::ostream& out) { out << records_.dump(2) << '\n'; });
+  if (!json_.empty())
+    replace_file(json_, "--json", [&](std::ostream& out) { out << records_.dump(2) << '\n'; });
   if (csv_.empty()) return;
   replace_file(csv_, "--csv", [&](std::ostream& out) {
     out << csv_names() << '\n';
@@ -117,17 +126,18 @@ Reporter::Reporter(const Options& options, std::int64_t epochs_done, std::int64_
 void Reporter::add(const Record& record) {
   records_.add(record);
   if (!events_) return;
-  const std::pair<const char*, double> scalars[] = {{"train/loss", record.train_loss},
-                                                    {"train/learning_rate", record.learning_rate},
-                                                    {"train/images_per_second", record.images_per_second},
-                                                    {"test/loss", record.test.loss},
-                                                    {"test/top1", record.test.top1},
-                                                    {"test/top5", record.test.top5},
-                                                    {"time/seconds", record.seconds},
-                                                    {"time/input", record.seconds_input},
-                                                    {"time/communication", record.seconds_communication},
-                                                    {"memory/peak_bytes", static_cast<double>(record.peak_bytes)},
-                                                    {"memory/gpu_peak_bytes", static_cast<double>(record.gpu_peak_bytes)}};
+  const std::pair<const char*, double> scalars[] = {
+      {"train/loss", record.train_loss},
+      {"train/learning_rate", record.learning_rate},
+      {"train/images_per_second", record.images_per_second},
+      {"test/loss", record.test.loss},
+      {"test/top1", record.test.top1},
+      {"test/top5", record.test.top5},
+      {"time/seconds", record.seconds},
+      {"time/input", record.seconds_input},
+      {"time/communication", record.seconds_communication},
+      {"memory/peak_bytes", static_cast<double>(record.peak_bytes)},
+      {"memory/gpu_peak_bytes", static_cast<double>(record.gpu_peak_bytes)}};
   for (const auto& [tag, value] : scalars) events_->scalar(tag, record.step, value);
   events_->flush();
 }
@@ -142,7 +152,8 @@ Display::Display(int rank) : shown_(rank == 0), terminal_(shown_ && is_terminal(
 
 bool Display::due() const {
   return shown_ && std::chrono::steady_clock::now() - last_ >=
-                       (terminal_ ? std::chrono::duration_cast<std::chrono::milliseconds>(kRedraw) : kNextLine);
+                       (terminal_ ? std::chrono::duration_cast<std::chrono::milliseconds>(kRedraw)
+                                  : kNextLine);
 }
 
 void Display::show(const Moment& moment, double loss) {
@@ -153,9 +164,11 @@ void Display::show(const Moment& moment, double loss) {
     const auto filled = static_cast<std::size_t>(kBarWidth * moment.step / moment.steps);
     bar = "[" + std::string(filled, '=') + std::string(kBarWidth - filled, ' ') + "] ";
   }
-  std::printf("%sepoch %lld/%lld  %sstep %lld/%lld  loss %.4f  %.0f images/s%s", terminal_ ? "\r\033[K" : "",
-              static_cast<long long>(moment.epoch), static_cast<long long>(moment.epochs), bar.c_str(), static_cast<long long>(moment.step),
-              static_cast<long long>(moment.steps), loss, moment.images_per_second, terminal_ ? "" : "\n");
+  std::printf("%sepoch %lld/%lld  %sstep %lld/%lld  loss %.4f  %.0f images/s%s",
+              terminal_ ? "\r\033[K" : "", static_cast<long long>(moment.epoch),
+              static_cast<long long>(moment.epochs), bar.c_str(),
+              static_cast<long long>(moment.step), static_cast<long long>(moment.steps), loss,
+              moment.images_per_second, terminal_ ? "" : "\n");
   bar_drawn_ = terminal_;
   std::fflush(stdout);
 }
@@ -164,9 +177,12 @@ void Display::show(const Record& record, std::int64_t epochs) {
   if (!shown_) return;
   clear_bar();
   last_ = std::chrono::steady_clock::now();
-  std::printf("epoch %lld/%lld  test loss %.4f, top-1 %.2f %%, top-5 %.2f %%  (training loss %.4f, %.1f s, %.0f images/s)\n",
-              static_cast<long long>(record.epoch), static_cast<long long>(epochs), record.test.loss, 100 * record.test.top1,
-              100 * record.test.top5, record.train_loss, record.seconds, record.images_per_second);
+  std::printf(
+      "epoch %lld/%lld  test loss %.4f, top-1 %.2f %%, top-5 %.2f %%  (training loss %.4f, %.1f s, "
+      "%.0f images/s)\n",
+      static_cast<long long>(record.epoch), static_cast<long long>(epochs), record.test.loss,
+      100 * record.test.top1, 100 * record.test.top5, record.train_loss, record.seconds,
+      record.images_per_second);
   std::fflush(stdout);
 }
 
@@ -186,7 +202,8 @@ void BadImageLog::add(const std::vector<BadImage>& images) {
   count_ += static_cast<std::int64_t>(images.size());
   for (const auto& image : images) {
     if (!names_ || named_.size() == kMostNamed || !named_.insert(image.file).second) continue;
-    std::fprintf(stderr, "train: rank %d: bad image %s: %s%s\n", rank_, image.file.c_str(), image.why.c_str(),
+    std::fprintf(stderr, "train: rank %d: bad image %s: %s%s\n", rank_, image.file.c_str(),
+                 image.why.c_str(),
                  named_.size() == kMostNamed ? "; others will be counted only" : "");
   }
 }
@@ -198,7 +215,8 @@ std::int64_t BadImageLog::take_count() {
 }
 
 std::string refusal_of(const std::vector<BadImage>& images) {
-  return "bad image " + images.front().file + ": " + images.front().why + "; mend or remove the file, or take --bad-images skip";
+  return "bad image " + images.front().file + ": " + images.front().why +
+         "; mend or remove the file, or take --bad-images skip";
 }
 
 }  // namespace examples

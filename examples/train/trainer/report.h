@@ -1,6 +1,7 @@
 #pragma once
-/// What training tells: a record after each epoch, which goes to files (--json, --csv, --tensorboard) and, while training runs, to people.
-/// Rank 0 alone writes. What writes files fails by throwing std::runtime_error that names the file and what to do.
+/// What training tells: a record after each epoch, which goes to files (--json, --csv,
+/// --tensorboard) and, while training runs, to people. Rank 0 alone writes. What writes files fails
+/// by throwing std::runtime_error that names the file and what to do.
 
 #include <hvd/torch.h>
 
@@ -27,22 +28,24 @@ struct Record {
   double seconds = 0;            ///< of training, without evaluation
   double images_per_second = 0;  ///< of all ranks together
   int world_size = 1;
-  double learning_rate = 0;              ///< of the last step
-  double seconds_input = 0;              ///< of the training's seconds, mean over ranks: waiting for batches
-  double seconds_communication = 0;      ///< and waiting for other ranks' gradients after backward
-  std::int64_t peak_bytes = 0;           ///< of memory, of the rank that had most
-  std::int64_t gpu_peak_bytes = 0;       ///< and of its GPU's, as LibTorch allocates it; 0 without a GPU
+  double learning_rate = 0;  ///< of the last step
+  double seconds_input = 0;  ///< of the training's seconds, mean over ranks: waiting for batches
+  double seconds_communication = 0;  ///< and waiting for other ranks' gradients after backward
+  std::int64_t peak_bytes = 0;       ///< of memory, of the rank that had most
+  std::int64_t gpu_peak_bytes = 0;  ///< and of its GPU's, as LibTorch allocates it; 0 without a GPU
   std::int64_t bad_training_images = 0;  ///< files that were tried in vain, by all ranks
   std::int64_t bad_test_images = 0;
 };
 
 nlohmann::json to_json(const Record& record);
 
-/// A JSON array with an object per epoch, and the same as comma-separated values, whole at every moment.
+/// A JSON array with an object per epoch, and the same as comma-separated values, whole at every
+/// moment.
 class RecordFile {
  public:
-  /// Writes the files at once, so that one that cannot be written is found out before training. `epochs_done`: records of so many epochs
-  /// are kept where a file is there already (a resumed run); 0 begins anew. An empty path: no file.
+  /// Writes the files at once, so that one that cannot be written is found out before training.
+  /// `epochs_done`: records of so many epochs are kept where a file is there already (a resumed
+  /// run); 0 begins anew. An empty path: no file.
   RecordFile(std::string json, std::string csv, std::int64_t epochs_done);
   void add(const Record& record);
 
@@ -79,8 +82,8 @@ struct Moment {
   double images_per_second = 0;
 };
 
-/// What training says while it runs: a bar that is redrawn in place on a terminal, a plain line now and then elsewhere. It is silent on all
-/// ranks but 0, writes to standard output and never fails.
+/// What training says while it runs: a bar that is redrawn in place on a terminal, a plain line now
+/// and then elsewhere. It is silent on all ranks but 0, writes to standard output and never fails.
 class Display {
  public:
   explicit Display(int rank);
@@ -100,8 +103,8 @@ class Display {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-/// Counts the image files that could not be used and, if asked, names them on standard error, each once, at most twenty. Each rank has one,
-/// which never fails.
+/// Counts the image files that could not be used and, if asked, names them on standard error, each
+/// once, at most twenty. Each rank has one, which never fails.
 class BadImageLog {
  public:
   BadImageLog(int rank, bool names) : rank_(rank), names_(names) {}

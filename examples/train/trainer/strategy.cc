@@ -13,36 +13,47 @@ hvd::Compression compression_of(const Options& options) {
   if (options.compression == "bf16") return hvd::Compression::bf16();
   if (options.compression == "int8") return hvd::Compression::int8();
   if (options.compression == "topk") return hvd::Compression::topk(options.topk_ratio);
-  if (options.compression == "powersgd") return hvd::Compression::powersgd(static_cast<int>(options.powersgd_rank));
+  if (options.compression == "powersgd")
+    return hvd::Compression::powersgd(static_cast<int>(options.powersgd_rank));
   return hvd::Compression::none();
 }
 
 }  // namespace
 
-Strategy::Strategy(const Options& options, std::shared_ptr<Classifier> model, torch::optim::Optimizer& optimizer, torch::Device device)
-    : options_(options), precision_(precision_of(options)), model_(std::move(model)), optimizer_(optimizer), device_(device) {
+Strategy::Strategy(const Options& options, std::shared_ptr<Classifier> model,
+                   torch::optim::Optimizer& optimizer, torch::Device device)
+    : options_(options),
+      precision_(precision_of(options)),
+      model_(std::move(model)),
+      optimizer_(optimizer),
+      device_(device) {
   if (precision_.scales_loss) scaler_.emplace();
   if (precision_.masters) masters_.emplace(optimizer_);
   if (options_.strategy == "hvd") {
     distributed_ = std::make_unique<hvd::DistributedOptimizer>(
         local(), model_->named_parameters(),
-        hvd::DistributedOptimizerOptions{.compression = compression_of(options_),
-                                         .backward_passes_per_step = static_cast<int>(options_.accumulate),
-                                         .shard_optimizer_state = options_.shard_optimizer,
-                                         .shard_gradients = options_.shard_gradients,
-                                         .share_parameters = options_.share_parameters});
+        hvd::DistributedOptimizerOptions{
+            .compression = compression_of(options_),
+            .backward_passes_per_step = static_cast<int>(options_.accumulate),
+            .shard_optimizer_state = options_.shard_optimizer,
+            .shard_gradients = options_.shard_gradients,
+            .share_parameters = options_.share_parameters});
   } else if (options_.strategy == "ddp") {
     data_parallel_ = std::make_unique<hvd::DistributedDataParallel<Classifier>>(
         model_, hvd::DistributedDataParallelOptions{.compression = compression_of(options_)});
   } else if (hvd::size() > 1) {
-    throw std::runtime_error("--strategy " + options_.strategy + " is one process, and here are " + std::to_string(hvd::size()) +
+    throw std::runtime_error("--strategy " + options_.strategy + " is one process, and here are " +
+                             std::to_string(hvd::size()) +
                              "; start it with -np 1, or take --strategy hvd or ddp");
   } else if (options_.strategy == "data-parallel") {
-    replicas_.emplace(model_, hvd::DataParallelOptions{.replicas = static_cast<int>(options_.replicas)});
+    replicas_.emplace(model_,
+                      hvd::DataParallelOptions{.replicas = static_cast<int>(options_.replicas)});
   }
 }
 
-hvd::AutocastGuard Strategy::autocast() const { return {device_.type(), precision_.narrow, precision_.autocast}; }
+hvd::AutocastGuard Strategy::autocast() const {
+  return {device_.type(), precision_.narrow, precision_.autocast};
+}
 
 std::vector<torch::Tensor> Strategy::compression_memory() const {
   return data_parallel_ ? data_parallel_->compression_memory() : std::vector<torch::Tensor>();
@@ -64,19 +75,23 @@ torch::Tensor Strategy::forward(const torch::Tensor& images) {
   return model_->forward(images);
 }
 
-torch::Tensor Strategy::backward(const Batch& batch, const std::function<void(const torch::Tensor&)>& on_loss) {
+torch::Tensor Strategy::backward(const Batch& batch,
+                                 const std::function<void(const torch::Tensor&)>& on_loss) {
   namespace functional = torch::nn::functional;
-  const auto data = batch.data.chunk(options_.accumulate), target = batch.target.chunk(options_.accumulate);
+  const auto data = batch.data.chunk(options_.accumulate),
+             target = batch.target.chunk(options_.accumulate);
   torch::Tensor loss;
   for (std::size_t i = 0; i < data.size(); ++i) {
     std::optional<hvd::DistributedDataParallel<Classifier>::NoSync> alone;
     if (data_parallel_ && i + 1 < data.size()) alone.emplace(data_parallel_->no_sync());
-    const auto images = data[i].to(device_, /*non_blocking=*/true), labels = target[i].to(device_, /*non_blocking=*/true);
+    const auto images = data[i].to(device_, /*non_blocking=*/true),
+               labels = target[i].to(device_, /*non_blocking=*/true);
     {
       const Phase phase(Phase::kForward);
       const auto mixed = autocast();
-      loss = functional::cross_entropy(precision_.output(forward(precision_.input(images))), labels,
-                                       functional::CrossEntropyFuncOptions().label_smoothing(options_.label_smoothing));
+      loss = functional::cross_entropy(
+          precision_.output(forward(precision_.input(images))), labels,
+          functional::CrossEntropyFuncOptions().label_smoothing(options_.label_smoothing));
     }
     const auto share = loss / static_cast<double>(data.size());
     {
@@ -101,7 +116,9 @@ void Strategy::clip() {
   }
 }
 
-torch::Tensor Strategy::step(const Batch& batch, const std::function<void(const torch::Tensor&)>& on_loss, Spent& spent) {
+torch::Tensor Strategy::step(const Batch& batch,
+                             const std::function<void(const torch::Tensor&)>& on_loss,
+                             Spent& spent) {
   const Phase step(Phase::kStep);
   torch::Tensor loss;
   {

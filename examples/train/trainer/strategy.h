@@ -1,6 +1,7 @@
 #pragma once
-/// A Strategy says how a step is made: it has the ways to train in parallel (--strategy) and precision (--opt-level) behind one function,
-/// so that they can be compared. It is for one thread; hvd and ddp are collective. It refers to the model and the optimizer and owns what
+/// A Strategy says how a step is made: it has the ways to train in parallel (--strategy) and
+/// precision (--opt-level) behind one function, so that they can be compared. It is for one thread;
+/// hvd and ddp are collective. It refers to the model and the optimizer and owns what
 
 /// wraps them. It fails by throwing what the wrappers throw.
 
@@ -22,12 +23,15 @@ namespace examples {
 class Strategy {
  public:
   /// Throws std::runtime_error where the strategy is one process and there are more.
-  Strategy(const Options& options, std::shared_ptr<Classifier> model, torch::optim::Optimizer& optimizer, torch::Device device);
+  Strategy(const Options& options, std::shared_ptr<Classifier> model,
+           torch::optim::Optimizer& optimizer, torch::Device device);
 
-  /// One optimizer step on this rank's batch, in --accumulate parts of the same size, whose gradients' mean it is. `on_loss` is given each
-  /// part's mean loss, detached, on the device. Returns the last one's. Adds to `spent`: with ddp, whose reductions end with backward, all
-  /// of it as computing.
-  torch::Tensor step(const Batch& batch, const std::function<void(const torch::Tensor& loss)>& on_loss, Spent& spent);
+  /// One optimizer step on this rank's batch, in --accumulate parts of the same size, whose
+  /// gradients' mean it is. `on_loss` is given each part's mean loss, detached, on the device.
+  /// Returns the last one's. Adds to `spent`: with ddp, whose reductions end with backward, all of
+  /// it as computing.
+  torch::Tensor step(const Batch& batch,
+                     const std::function<void(const torch::Tensor& loss)>& on_loss, Spent& spent);
 
   /// What steps, and what a checkpoint saves.
   torch::optim::Optimizer& optimizer() { return distributed_ ? *distributed_ : local(); }
@@ -43,7 +47,8 @@ class Strategy {
   torch::optim::Optimizer& local() { return masters_ ? *masters_ : optimizer_; }
   void zero_grad();
   torch::Tensor forward(const torch::Tensor& images);
-  torch::Tensor backward(const Batch& batch, const std::function<void(const torch::Tensor&)>& on_loss);
+  torch::Tensor backward(const Batch& batch,
+                         const std::function<void(const torch::Tensor&)>& on_loss);
   void clip();
 
   const Options options_;
@@ -51,8 +56,8 @@ class Strategy {
   const std::shared_ptr<Classifier> model_;
   torch::optim::Optimizer& optimizer_;
   const torch::Device device_;
-  std::optional<hvd::MasterWeights> masters_;                                ///< around the optimizer
-  std::unique_ptr<hvd::DistributedOptimizer> distributed_;                   ///< hvd, around that
+  std::optional<hvd::MasterWeights> masters_;               ///< around the optimizer
+  std::unique_ptr<hvd::DistributedOptimizer> distributed_;  ///< hvd, around that
   std::unique_ptr<hvd::DistributedDataParallel<Classifier>> data_parallel_;  ///< ddp
   std::optional<hvd::DataParallel<Classifier>> replicas_;                    ///< data-parallel
   std::optional<hvd::GradScaler> scaler_;

@@ -1,6 +1,7 @@
 #pragma once
-/// A Trainer is the training loop on all ranks: every rank has one, and calls the same functions in the same order, in one thread. It owns
-/// the data, the model, the optimizer and what wraps them. It fails by throwing Refused when all ranks know of it, and anything else when
+/// A Trainer is the training loop on all ranks: every rank has one, and calls the same functions in
+/// the same order, in one thread. It owns the data, the model, the optimizer and what wraps them.
+/// It fails by throwing Refused when all ranks know of it, and anything else when
 
 /// only this rank does.
 
@@ -21,10 +22,13 @@
 
 namespace examples {
 
-/// Returns what this rank's share of the test images adds up to. The model is left in the mode it was in. `workers` threads make batches
-/// ahead. Images that cannot be used are left out and added to `bad`.
-hvd::EvaluationTally evaluate_share(Classifier& model, const Dataset& data, std::size_t batch_size, torch::Device device,
-                                    std::size_t workers = 0, std::vector<BadImage>* bad = nullptr, const Precision& precision = {});
+/// Returns what this rank's share of the test images adds up to. The model is left in the mode it
+/// was in. `workers` threads make batches ahead. Images that cannot be used are left out and added
+/// to `bad`.
+hvd::EvaluationTally evaluate_share(Classifier& model, const Dataset& data, std::size_t batch_size,
+                                    torch::Device device, std::size_t workers = 0,
+                                    std::vector<BadImage>* bad = nullptr,
+                                    const Precision& precision = {});
 
 class Trainer {
  public:
@@ -76,8 +80,8 @@ class Trainer {
 
   Position position_;
   std::unique_ptr<torch::optim::LRScheduler> schedule_;
-  double learning_rate_ = 0;                                    ///< of the last step
-  Spent spent_, spent_before_;                                  ///< in this epoch; in epochs before it
+  double learning_rate_ = 0;    ///< of the last step
+  Spent spent_, spent_before_;  ///< in this epoch; in epochs before it
   std::int64_t bad_training_images_ = 0, bad_test_images_ = 0;  ///< of this epoch, this rank's
   std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   torch::Tensor loss_sum_;            ///< of this rank in this epoch; stays on the device

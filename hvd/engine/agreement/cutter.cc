@@ -14,8 +14,8 @@ std::uint32_t group_of(int process_set) { return static_cast<std::uint32_t>(proc
 Cutter::Cutter(const EngineParts& parts, NegotiationLog& log, EngineMutex& mutex)
     : parts_(parts), log_(log), mutex_(mutex), board_(*parts.board) {}
 
-/// Opens places for the set's next cut, before its record: who reads that may use them at once. Returns false, and nothing has happened, if
-/// there are too few.
+/// Opens places for the set's next cut, before its record: who reads that may use them at once.
+/// Returns false, and nothing has happened, if there are too few.
 bool Cutter::open_places(int process_set, std::vector<std::uint64_t>& sequences) {
   const std::size_t count = table().agreed().batches_of_next_cut(process_set);
   sequences = board_.batches().find_places(count);
@@ -24,12 +24,14 @@ bool Cutter::open_places(int process_set, std::vector<std::uint64_t>& sequences)
 }
 
 void Cutter::cut_if_idle(Transaction& log, int process_set) {
-  if (!table().agreed().has(process_set) || board_.batches().open_count(group_of(process_set)) > 0) return;
+  if (!table().agreed().has(process_set) || board_.batches().open_count(group_of(process_set)) > 0)
+    return;
   std::vector<std::uint64_t> sequences;
   if (open_places(process_set, sequences)) {
     log.append(Negotiator::cut_record(process_set, sequences));
   } else {
-    mutex_.wake_all_workers();  // a rank has not looked at its results for a long time; whoever departs last cuts
+    // a rank has not looked at its results for a long time; whoever departs last cuts
+    mutex_.wake_all_workers();
   }
 }
 
@@ -37,17 +39,19 @@ void Cutter::retire(const CutBatch& cut) {
   const int set = cut.plan.process_set;
   if (!board_.batches().state(cut.sequence).retired.load(std::memory_order_acquire)) {
     Transaction log(log_, kCutBytes);
-    if (board_.batches().retire(cut.sequence, group_of(set)) && cut.scope == Scope::Domain) cut_if_idle(log, set);
+    if (board_.batches().retire(cut.sequence, group_of(set)) && cut.scope == Scope::Domain)
+      cut_if_idle(log, set);
     mutex_.wake_waiters();
   }
 }
 
 void Cutter::depart(const CutBatch& cut) {
   board_.batches().depart(cut.sequence, table().agreed().local_participants(cut.plan));
-  if (cut.scope == Scope::World) mutex_.wake_leader();  // there may be places now for what the root has decided
+  // there may be places now for what the root has decided
+  if (cut.scope == Scope::World) mutex_.wake_leader();
   if (!board_.batches().is_over(cut.sequence) || !table().agreed().has(Scope::Domain)) return;
-  // Cuts of any set may have been put off because there were no places. Under the lock, so that whoever puts one off sees this departure,
-  // or this rank sees what was put off.
+  // Cuts of any set may have been put off because there were no places. Under the lock, so that
+  // whoever puts one off sees this departure, or this rank sees what was put off.
   cut_idle_sets();
 }
 
@@ -58,7 +62,6 @@ void Cutter::cut_idle_sets() {
   }
 }
 
-
 bool Cutter::cut_world(int process_set, const std::function<void()>& announce) {
   Transaction log(log_, kCutBytes);
   if (!table().agreed().has(process_set)) throw WireError("a cut of nothing");
@@ -67,7 +70,8 @@ bool Cutter::cut_world(int process_set, const std::function<void()>& announce) {
   const auto domains = table().agreed().domains_of_next_cut(process_set);
   std::vector<std::uint64_t> sequences;
   if (takes_part && !open_places(process_set, sequences)) {
-    // A rank has not looked at its results for a long time. Said once, or those that can do nothing about it would never sleep.
+    // A rank has not looked at its results for a long time. Said once, or those that can do nothing
+    // about it would never sleep.
     if (!std::exchange(told_of_no_places_, true)) mutex_.wake_all_workers();
     return false;
   }
@@ -87,7 +91,8 @@ bool Cutter::cut_world(int process_set, const std::function<void()>& announce) {
 void Cutter::look_for_ends(WorldSet& set) {
   set.over += std::erase_if(set.open, [this](const std::vector<std::uint64_t>& batches) {
     return std::all_of(batches.begin(), batches.end(), [this](std::uint64_t sequence) {
-      return board_.batches().is_over(sequence) || board_.batches().state(sequence).retired.load(std::memory_order_acquire);
+      return board_.batches().is_over(sequence) ||
+             board_.batches().state(sequence).retired.load(std::memory_order_acquire);
     });
   });
 }
@@ -104,7 +109,8 @@ std::vector<int> Cutter::sets_to_cut() {
       return set.domains[domain].cut - set.domains[domain].over < kCredit;
     });
     const bool are_over =
-        std::all_of(set.domains.begin(), set.domains.end(), [](const auto& other) { return other.second.over >= other.second.awaited; });
+        std::all_of(set.domains.begin(), set.domains.end(),
+                    [](const auto& other) { return other.second.over >= other.second.awaited; });
     if (may_cut && are_over) sets.push_back(process_set);
   }
   return sets;

@@ -19,7 +19,8 @@ bool Leavers::leave() {
   Transaction log(log_, kRecordBytes + sizeof(Pledge) * entries);
   bool promised = false;
   ledger_.for_each([&](const Entry& entry) {
-    promised = promised || (entry.op != nullptr && entry.state == EntryState::Waiting && board_.rounds().awaits_promised(entry.unit.id));
+    promised = promised || (entry.op != nullptr && entry.state == EntryState::Waiting &&
+                            board_.rounds().awaits_promised(entry.unit.id));
   });
   if (promised) return false;
   log.append(Negotiator::leaving(parts_.topology.rank, pledges()));
@@ -36,8 +37,8 @@ std::vector<Pledge> Leavers::pledges() const {
   queue_.for_each([&](const Entry& entry) {
     if (const Unit* unit = table().find(entry.key)) ++rounds[unit->id];
   });
-  // A round of the fast path ends without a record, so its arrival is not counted: who looks for it finds it on the board. Between domains
-  // it is negotiated from now on.
+  // A round of the fast path ends without a record, so its arrival is not counted: who looks for it
+  // finds it on the board. Between domains it is negotiated from now on.
   ledger_.for_each([&](const Entry& entry) {
     const bool records = entry.op == nullptr || entry.op->is_direct();
     const bool waits = entry.state == EntryState::Waiting && entry.announced && records;
@@ -52,24 +53,29 @@ std::vector<Pledge> Leavers::pledges() const {
 bool Leavers::try_to_doubt(UnitRef ref) {
   Transaction log(log_, kRecordBytes);
   const Entry* const entry = ledger_.find(ref);
-  if (entry == nullptr || entry->state != EntryState::Waiting || !entry->announced || !table().knows(ref.id)) return true;
+  if (entry == nullptr || entry->state != EntryState::Waiting || !entry->announced ||
+      !table().knows(ref.id))
+    return true;
   const Unit& unit = table().unit(ref.id);
   auto leavers = table().leavers_of(unit);
   std::erase(leavers, parts_.topology.rank);  // it takes part in what it waits for
   if (leavers.empty()) return true;
   if (unit.scope == Scope::World) {
-    if (board_.rounds().is_promised(ref.id)) return true;  // asked about again where it is negotiated
+    // asked about again where it is negotiated
+    if (board_.rounds().is_promised(ref.id)) return true;
     log.append(Negotiator::doubt(ref.id));
     return true;
   }
   const auto& domain = parts_.topology.domain_ranks;
   const auto never_comes = [&](int rank) {
     const auto index = std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin();
-    return !board_.rounds().has_arrived(ref.id, static_cast<int>(index)) && !table().has_pledged(rank, unit.key);
+    return !board_.rounds().has_arrived(ref.id, static_cast<int>(index)) &&
+           !table().has_pledged(rank, unit.key);
   };
   const auto blocks = std::find_if(leavers.begin(), leavers.end(), never_comes);
   if (blocks == leavers.end()) return true;
-  if (unit.cut_at > board_.log().slowest_reader()) return false;  // who has not read the last cut still needs the slots' words
+  // who has not read the last cut still needs the slots' words
+  if (unit.cut_at > board_.log().slowest_reader()) return false;
   board_.rounds().void_slot(ref.id, unit.slots);
   log.append(Negotiator::refusal(ref.id, *blocks));
   return true;
@@ -89,11 +95,13 @@ void Leavers::doubt_all() {
   for (const auto& unit : waiting) doubt(unit);
 }
 
-bool Leavers::try_to_refuse(const UnitKey& key, int left_rank, const std::string& text, bool& is_void) {
+bool Leavers::try_to_refuse(const UnitKey& key, int left_rank, const std::string& text,
+                            bool& is_void) {
   Transaction log(log_, kRecordBytes + text.size());
   const Unit* unit = table().find(key);
   is_void = unit == nullptr || !unit->queued;
-  if (unit == nullptr || unit->queued) return true;  // if it is queued, nobody here waits for it any more
+  // if it is queued, nobody here waits for it any more
+  if (unit == nullptr || unit->queued) return true;
   if (unit->cut_at > board_.log().slowest_reader()) return false;
   board_.rounds().void_slot(unit->id, unit->slots);
   log.append(Negotiator::refusal(unit->id, left_rank, text));

@@ -1,8 +1,9 @@
 #pragma once
-/// Ends what ranks that have called shutdown() make impossible. A rank that leaves makes reservations for what it still takes part in: what
-/// it has submitted. Within a domain the log then says which units can never be complete. Of a set that spans domains only the root can
-/// tell: it sees what domains are ready for and who has left in one order. So a rank that waits for such a unit queries it, and the root
-/// refuses it for all. Under the engine's mutex.
+/// Ends what ranks that have called shutdown() make impossible. A rank that leaves makes
+/// reservations for what it still takes part in: what it has submitted. Within a domain the log
+/// then says which units can never be complete. Of a set that spans domains only the root can tell:
+/// it sees what domains are ready for and who has left in one order. So a rank that waits for such
+/// a unit queries it, and the root refuses it for all. Under the engine's mutex.
 
 #include <string>
 #include <vector>
@@ -19,24 +20,28 @@ class Leavers {
   Leavers(const EngineParts& parts, NegotiationLog& log, Ledger& ledger, SubmissionQueue& queue)
       : parts_(parts), log_(log), ledger_(ledger), queue_(queue), board_(*parts.board) {}
 
-  /// Says that this rank leaves, and what it still takes part in. Returns false, and nothing has happened, if it is in a round that is
-  /// prepared, of which other domains are to hear the end first.
+  /// Says that this rank leaves, and what it still takes part in. Returns false, and nothing has
+  /// happened, if it is in a round that is prepared, of which other domains are to hear the end
+  /// first.
   bool leave() HVD_REQUIRES(engine_mutex);
   /// Says that a rank of another domain has left.
   void leave_elsewhere(int rank) HVD_REQUIRES(engine_mutex);
-  /// Sees to it that a unit that this rank waits for, and that can never be complete because a rank has left, is refused.
+  /// Sees to it that a unit that this rank waits for, and that can never be complete because a rank
+  /// has left, is refused.
   void doubt(UnitRef unit) HVD_REQUIRES(engine_mutex);
   /// The same for all units that this rank waits for.
   void doubt_all() HVD_REQUIRES(engine_mutex);
-  /// Refuses a unit as the root says, because the rank has left, or as `text` says. Returns whether what this domain was ready for is void
-  /// with it.
-  bool refuse_by_root(const UnitKey& key, int left_rank, const std::string& text) HVD_REQUIRES(engine_mutex);
+  /// Refuses a unit as the root says, because the rank has left, or as `text` says. Returns whether
+  /// what this domain was ready for is void with it.
+  bool refuse_by_root(const UnitKey& key, int left_rank, const std::string& text)
+      HVD_REQUIRES(engine_mutex);
 
  private:
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }
   [[nodiscard]] std::vector<Pledge> pledges() const HVD_REQUIRES(engine_mutex, board_lock);
   bool try_to_doubt(UnitRef unit) HVD_REQUIRES(engine_mutex);
-  bool try_to_refuse(const UnitKey& key, int left_rank, const std::string& text, bool& is_void) HVD_REQUIRES(engine_mutex);
+  bool try_to_refuse(const UnitKey& key, int left_rank, const std::string& text, bool& is_void)
+      HVD_REQUIRES(engine_mutex);
 
   const EngineParts& parts_;
   NegotiationLog& log_;

@@ -19,7 +19,8 @@ struct Keeper {
   Keeper(const Keeper&) = delete;
   Keeper& operator=(const Keeper&) = delete;
   ~Keeper() { is_gone = true; }
-  static thread_local constinit bool is_gone;  // destructors of what lives longer may still call the library
+  // destructors of what lives longer may still call the library
+  static thread_local constinit bool is_gone;
 };
 thread_local constinit bool Keeper::is_gone = false;
 
@@ -43,11 +44,13 @@ CallerThreads::CallerThreads() : number_(next_number()) {}
 void CallerThreads::add(const std::shared_ptr<CallerThread>& thread) {
   if (std::exchange(CallerThread::known_here_, number_) == number_) return;
   const std::lock_guard lock(mutex_);
-  std::erase_if(threads_, [&](const auto& known) { return known.expired() || known.lock() == thread; });
+  std::erase_if(threads_,
+                [&](const auto& known) { return known.expired() || known.lock() == thread; });
   threads_.push_back(thread);
 }
 
-CallerThreads::Wait::Wait(CallerThreads& threads, const HandleState& pending) : thread_(CallerThread::here()) {
+CallerThreads::Wait::Wait(CallerThreads& threads, const HandleState& pending)
+    : thread_(CallerThread::here()) {
   threads.add(thread_);
   thread_->waits_.fetch_add(1, std::memory_order_relaxed);
   thread_->waits_for_.store(&pending, std::memory_order_release);

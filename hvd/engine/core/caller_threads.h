@@ -1,8 +1,9 @@
 #pragma once
-/// Knows the threads of the program that call this library. They have no identity that the ranks share, but for one: the thread that has
-/// called `init()` plays the same part on all of them. Operations without names are matched by that (hvd/engine/core/submission_queue.h),
-/// and ranks that wait for one another for ever are told from ranks that compute (hvd/engine/health/health.h). Any thread; nothing here
-/// blocks.
+/// Knows the threads of the program that call this library. They have no identity that the ranks
+/// share, but for one: the thread that has called `init()` plays the same part on all of them.
+/// Operations without names are matched by that (hvd/engine/core/submission_queue.h), and ranks
+/// that wait for one another for ever are told from ranks that compute
+/// (hvd/engine/health/health.h). Any thread; nothing here blocks.
 
 #include <atomic>
 #include <cstdint>
@@ -15,7 +16,8 @@
 
 namespace hvd {
 
-/// A thread that has called the library. It lives as long as the thread does; others remember it by a weak pointer.
+/// A thread that has called the library. It lives as long as the thread does; others remember it by
+/// a weak pointer.
 class CallerThread {
  public:
   static constexpr std::uint64_t kNone = 0;
@@ -23,7 +25,8 @@ class CallerThread {
   explicit CallerThread(std::uint64_t number) : number_(number) {}
   /// Returns that of the calling thread, which is made at its first call.
   static std::shared_ptr<CallerThread> here();
-  /// Returns the calling thread's number without making anything: kNone before its first call of `here`.
+  /// Returns the calling thread's number without making anything: kNone before its first call of
+  /// `here`.
   static std::uint64_t number_here() { return number_here_; }
 
   /// Its own among all threads of the process, those that have ended included. Never kNone.
@@ -32,7 +35,8 @@ class CallerThread {
  private:
   friend class CallerThreads;
   static thread_local constinit std::uint64_t number_here_;
-  static thread_local constinit std::uint64_t known_here_;  // the number of the CallerThreads that saw the thread last
+  // the number of the CallerThreads that saw the thread last
+  static thread_local constinit std::uint64_t known_here_;
 
   const std::uint64_t number_;
   const bool calls_back_ = CallbackThread::is_here();
@@ -40,7 +44,8 @@ class CallerThread {
   std::atomic<std::uint64_t> waits_{0};                 // likewise: how often it has begun to wait
 };
 
-/// The threads that wait, or have waited, for operations of one engine, and the one that has made it.
+/// The threads that wait, or have waited, for operations of one engine, and the one that has made
+/// it.
 class CallerThreads {
  public:
   CallerThreads();
@@ -71,9 +76,9 @@ class CallerThreads {
     const HandleState* pending = nullptr;
     bool operator==(const Waiting&) const = default;
   };
-  /// Makes `all` what each of the threads waits for, in the order in which they came, if all that live do; else nothing. Of the
-  /// CallbackThread that is asked only if it `has_calls` to make for this engine, or has made some. Allocates only where `all` has no room
-  /// for them.
+  /// Makes `all` what each of the threads waits for, in the order in which they came, if all that
+  /// live do; else nothing. Of the CallbackThread that is asked only if it `has_calls` to make for
+  /// this engine, or has made some. Allocates only where `all` has no room for them.
   void if_all_wait(std::vector<Waiting>& all, bool has_calls = false);
 
  private:

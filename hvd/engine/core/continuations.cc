@@ -12,14 +12,16 @@ void call(const std::function<void()>& function) noexcept {
   try {
     function();
   } catch (...) {
-    log(LogLevel::Error, "a function that was given to Handle::then() has thrown: {}", status_of_current_exception().text());
+    log(LogLevel::Error, "a function that was given to Handle::then() has thrown: {}",
+        status_of_current_exception().text());
   }
 }
 
 }  // namespace
 
 bool Continuations::add(HandleState& pending, std::function<void()> function) {
-  const bool waits = !pending.done.load(std::memory_order_acquire) && !pending.enqueued.load(std::memory_order_acquire);
+  const bool waits = !pending.done.load(std::memory_order_acquire) &&
+                     !pending.enqueued.load(std::memory_order_acquire);
   std::shared_ptr<Callbacks> callbacks = pending.callbacks;
   if (!callbacks) callbacks = std::make_shared<Callbacks>();
   callbacks->functions.emplace_back([function = std::move(function)] { call(function); });

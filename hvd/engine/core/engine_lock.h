@@ -1,6 +1,7 @@
 #pragma once
-/// The engine's mutex, with what must wait until it is free again: wake-ups, and the ends of entries, which run users' code (the owners of
-/// their memory). A part that holds the lock lists them; whoever releases it does them.
+/// The engine's mutex, with what must wait until it is free again: wake-ups, and the ends of
+/// entries, which run users' code (the owners of their memory). A part that holds the lock lists
+/// them; whoever releases it does them.
 // Tested in tests/hvd/engine/engine_test.cc, tests/thread_safety.sh
 
 #include <condition_variable>
@@ -23,7 +24,8 @@ class EngineMutex {
   // ---- listed under the lock, done after it
   /// Wakes threads of this rank that wait for a result or for the turn.
   void wake_own_threads() HVD_REQUIRES(engine_mutex) {
-    if (waiting_ > 0) after_.own_threads = after_.any = true;  // who begins to wait later looks first
+    // who begins to wait later looks first
+    if (waiting_ > 0) after_.own_threads = after_.any = true;
   }
   /// Wakes user threads of all ranks of the domain that wait for a result.
   void wake_waiters() HVD_REQUIRES(engine_mutex) { after_.waiters = after_.any = true; }
@@ -51,11 +53,13 @@ class EngineMutex {
   [[nodiscard]] Continuations& continuations() { return continuations_; }
   [[nodiscard]] const Continuations& continuations() const { return continuations_; }
 
-  /// Marks this thread, for as long as it lives, as one that has the turn or is going to wait for a result at once: the coordination thread
-  /// of this rank need not be woken for what it lists. Those of one thread end in the reverse order.
+  /// Marks this thread, for as long as it lives, as one that has the turn or is going to wait for a
+  /// result at once: the coordination thread of this rank need not be woken for what it lists.
+  /// Those of one thread end in the reverse order.
   class Driver {
    public:
-    explicit Driver(const EngineMutex& mutex) : mutex_(mutex), before_(std::exchange(here_, this)) {}
+    explicit Driver(const EngineMutex& mutex)
+        : mutex_(mutex), before_(std::exchange(here_, this)) {}
     ~Driver() { here_ = before_; }
     Driver(const Driver&) = delete;
     Driver& operator=(const Driver&) = delete;
@@ -69,9 +73,11 @@ class EngineMutex {
     bool has_left_out_ = false;
   };
 
-  /// Waits until somebody calls `wake_own_threads`, `is_over` holds, or the time is up. `lock` is this mutex's.
+  /// Waits until somebody calls `wake_own_threads`, `is_over` holds, or the time is up. `lock` is
+  /// this mutex's.
   template <class IsOver>
-  void wait_for(class EngineLock& lock, std::chrono::nanoseconds time, IsOver is_over) HVD_REQUIRES(engine_mutex);
+  void wait_for(class EngineLock& lock, std::chrono::nanoseconds time, IsOver is_over)
+      HVD_REQUIRES(engine_mutex);
 
  private:
   friend class EngineLock;
@@ -91,14 +97,16 @@ class EngineMutex {
   Board& board_;
   AfterUnlock after_;
   Continuations continuations_;
-  bool results_given_ = false;  ///< not in `after_`: it is most often all that there is to do, and costs least by itself
+  bool results_given_ = false;  ///< not in `after_`: it is most often all that there is to do, and
+                                ///< costs least by itself
   int waiting_ = 0;             ///< threads in `wait_for`
 };
 
 /// Holds the engine's mutex, and does what was listed once it is released.
 class HVD_SCOPED_CAPABILITY EngineLock {
  public:
-  explicit EngineLock(EngineMutex& mutex) HVD_ACQUIRE(engine_mutex) : mutex_(mutex), lock_(mutex.mutex_) {}
+  explicit EngineLock(EngineMutex& mutex) HVD_ACQUIRE(engine_mutex)
+      : mutex_(mutex), lock_(mutex.mutex_) {}
   ~EngineLock() HVD_RELEASE() {
     if (lock_.owns_lock()) unlock();
   }
@@ -125,7 +133,8 @@ class HVD_SCOPED_CAPABILITY EngineLock {
 };
 
 template <class IsOver>
-void EngineMutex::wait_for(EngineLock& lock, std::chrono::nanoseconds time, IsOver is_over) HVD_NO_THREAD_SAFETY_ANALYSIS {
+void EngineMutex::wait_for(EngineLock& lock, std::chrono::nanoseconds time,
+                           IsOver is_over) HVD_NO_THREAD_SAFETY_ANALYSIS {
   ++waiting_;
   changed_.wait_for(lock.lock_, time, is_over);
   --waiting_;

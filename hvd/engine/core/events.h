@@ -1,5 +1,6 @@
 #pragma once
-/// EngineEvents are the calls of an engine's parts to the engine: the one interface that leads back up.
+/// EngineEvents are the calls of an engine's parts to the engine: the one interface that leads back
+/// up.
 // Tested in tests/hvd/engine/engine_test.cc
 
 #include "hvd/engine/core/ledger.h"
@@ -24,7 +25,8 @@ class EngineEvents : public OutcomeListener {
   [[nodiscard]] virtual Clock::time_point time_of_trouble() const = 0;
   /// Returns whether what is under way has to be polled: no doorbell tells of it.
   [[nodiscard]] virtual bool polls(const Turn& turn) const = 0;
-  /// Returns whether other ranks have left results for this one, or rounds to be ended, which no doorbell tells of.
+  /// Returns whether other ranks have left results for this one, or rounds to be ended, which no
+  /// doorbell tells of.
   [[nodiscard]] virtual bool has_results(const Turn& turn) = 0;
   /// Returns whether there is something to be driven now or soon.
   [[nodiscard]] virtual bool has_more(const Turn& turn) = 0;

@@ -19,17 +19,20 @@ bool is_unseen_by(const std::shared_ptr<const HandleState>& pending) {
 EntryState advance(EntryState state, EntryEvent event) {
   using S = EntryState;
   using E = EntryEvent;
-  if (event == E::Fail && (state == S::Waiting || state == S::Agreed || state == S::InFlight)) return S::Failed;
+  if (event == E::Fail && (state == S::Waiting || state == S::Agreed || state == S::InFlight))
+    return S::Failed;
   if (state == S::Waiting && event == E::Agree) return S::Agreed;
   if (state == S::Agreed && event == E::Launch) return S::InFlight;
   if (state == S::Agreed && event == E::Finish) return S::Done;
   if (state == S::InFlight && event == E::Finish) return S::Done;
-  throw std::logic_error(formatted("ledger: no event {} in state {}", static_cast<int>(event), static_cast<int>(state)));
+  throw std::logic_error(formatted("ledger: no event {} in state {}", static_cast<int>(event),
+                                   static_cast<int>(state)));
 }
 
 DuplicateName duplicate(const UnitKey& key) {
-  return DuplicateName{formatted("{} '{}' is already in flight on this rank: wait for it before the name is used again", name_of(key.kind),
-                                 display_name(key.name))};
+  return DuplicateName{formatted(
+      "{} '{}' is already in flight on this rank: wait for it before the name is used again",
+      name_of(key.kind), display_name(key.name))};
 }
 
 Entry& Ledger::admit(std::unique_ptr<Entry> entry) {
@@ -41,7 +44,9 @@ Entry& Ledger::admit(std::unique_ptr<Entry> entry) {
 
 void Ledger::bind(Entry& entry, UnitRef unit) {
   // It may have been bound before, to a unit that was forgotten before this rank arrived.
-  if (const auto before = by_unit_.find(entry.unit); before != by_unit_.end() && before->second == &entry) by_unit_.erase(before);
+  if (const auto before = by_unit_.find(entry.unit);
+      before != by_unit_.end() && before->second == &entry)
+    by_unit_.erase(before);
   entry.unit = unit;
   by_unit_[unit] = &entry;
 }
@@ -57,12 +62,16 @@ Entry* Ledger::find(const UnitKey& key) {
 }
 
 std::unique_ptr<Entry> Ledger::remove(Entry& entry) {
-  if (const auto known = by_unit_.find(entry.unit); known != by_unit_.end() && known->second == &entry) by_unit_.erase(known);
+  if (const auto known = by_unit_.find(entry.unit);
+      known != by_unit_.end() && known->second == &entry)
+    by_unit_.erase(known);
   auto node = entries_.extract(entry.key);
   return std::move(node.mapped());
 }
 
-Ledger::Place Ledger::take_out(Entry& entry) { return {entries_.extract(entry.key), by_unit_.extract(entry.unit)}; }
+Ledger::Place Ledger::take_out(Entry& entry) {
+  return {entries_.extract(entry.key), by_unit_.extract(entry.unit)};
+}
 
 void Ledger::note_unseen(const UnitKey& key, const std::shared_ptr<HandleState>& pending) {
   if (!is_unseen_by(pending) || is_unnamed(key.name)) return;
@@ -79,7 +88,8 @@ bool Ledger::is_unseen(const UnitKey& key) const {
 }
 
 bool Ledger::put_back(Place& place) {
-  if (place.entry.empty() || place.unit.empty() || by_unit_.contains(place.unit.key())) return false;
+  if (place.entry.empty() || place.unit.empty() || by_unit_.contains(place.unit.key()))
+    return false;
   auto entry = entries_.insert(std::move(place.entry));
   if (!entry.inserted) {
     place.entry = std::move(entry.node);

@@ -1,6 +1,6 @@
 #pragma once
-/// Keeps what this rank has submitted and not yet got back. Under the engine's mutex. An entry belongs to the ledger from
-/// `admit` until it is taken out; its state only moves along `advance`.
+/// Keeps what this rank has submitted and not yet got back. Under the engine's mutex. An entry
+/// belongs to the ledger from `admit` until it is taken out; its state only moves along `advance`.
 
 #include <chrono>
 #include <cstdint>
@@ -23,8 +23,9 @@ namespace hvd {
 enum class EntryState : std::uint8_t { Waiting, Agreed, InFlight, Done, Failed };
 enum class EntryEvent : std::uint8_t { Agree, Launch, Finish, Fail };
 
-/// Waiting -> Agreed -> InFlight -> Done, and Failed from the first three; a submission without tensors is done when agreed.
-/// Throws std::logic_error for any other pair: that would be a bug here.
+/// Waiting -> Agreed -> InFlight -> Done, and Failed from the first three; a submission without
+/// tensors is done when agreed. Throws std::logic_error for any other pair: that would be a bug
+/// here.
 EntryState advance(EntryState state, EntryEvent event);
 
 struct PersistentOp;
@@ -36,25 +37,30 @@ struct Entry {
   Signature signature;
   std::shared_ptr<HandleState> pending = std::make_shared<HandleState>();
   EntryState state = EntryState::Waiting;
-  std::vector<Backend*> backends;                 ///< per tensor
-  std::vector<std::uint64_t> locations;           ///< per tensor: what `prepare` returned
-  UnitRef unit;                                   ///< what records and batches call it, once it is bound
-  bool announced = false;                         ///< this rank has arrived at the unit's slot
-  std::vector<bool> prepared;                     ///< per tensor: its location is to be released, unless its batch is launched
-  std::size_t unfinished = 0;                     ///< tensors whose batch is not over
-  std::size_t unqueued = 0;                       ///< tensors whose batch is not all enqueued on the device
-  std::vector<std::vector<std::int64_t>> rows;    ///< Allgather, Alltoall: per tensor, rows that come from each rank of the set
-  std::vector<std::vector<std::int64_t>> before;  ///< Alltoall: per tensor, rows of each rank's that go to the ranks before this one
-  std::optional<UnnamedPlace> unnamed;            ///< of a submission without a name
-  PersistentOp* op = nullptr;                     ///< the persistent operation it belongs to; null for most
-  bool repeats = false;                           ///< its caller waits, and nothing had to be introduced: worth a persistent operation
-  std::uint64_t trace = 0;                        ///< its number in the timeline, 0 if it is not recorded there
-  Timeline::Copy copied;                          ///< when `prepare` copied, if the timeline wants to know
+  std::vector<Backend*> backends;        ///< per tensor
+  std::vector<std::uint64_t> locations;  ///< per tensor: what `prepare` returned
+  UnitRef unit;                          ///< what records and batches call it, once it is bound
+  bool announced = false;                ///< this rank has arrived at the unit's slot
+  std::vector<bool>
+      prepared;  ///< per tensor: its location is to be released, unless its batch is launched
+  std::size_t unfinished = 0;  ///< tensors whose batch is not over
+  std::size_t unqueued = 0;    ///< tensors whose batch is not all enqueued on the device
+  std::vector<std::vector<std::int64_t>>
+      rows;  ///< Allgather, Alltoall: per tensor, rows that come from each rank of the set
+  std::vector<std::vector<std::int64_t>>
+      before;  ///< Alltoall: per tensor, rows of each rank's that go to the ranks before this one
+  std::optional<UnnamedPlace> unnamed;  ///< of a submission without a name
+  PersistentOp* op = nullptr;           ///< the persistent operation it belongs to; null for most
+  bool repeats =
+      false;  ///< its caller waits, and nothing had to be introduced: worth a persistent operation
+  std::uint64_t trace = 0;  ///< its number in the timeline, 0 if it is not recorded there
+  Timeline::Copy copied;    ///< when `prepare` copied, if the timeline wants to know
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   static constexpr auto kNever = std::chrono::steady_clock::time_point::max();
-  std::chrono::steady_clock::time_point deadline = kNever;  ///< the world ends unless it has ended by then
-  std::chrono::steady_clock::time_point agreed_at;          ///< when it left the state Waiting
-  std::chrono::steady_clock::time_point reported = since;   ///< when it was last said to be late
+  std::chrono::steady_clock::time_point deadline =
+      kNever;                                       ///< the world ends unless it has ended by then
+  std::chrono::steady_clock::time_point agreed_at;  ///< when it left the state Waiting
+  std::chrono::steady_clock::time_point reported = since;  ///< when it was last said to be late
 };
 
 DuplicateName duplicate(const UnitKey& key);
@@ -62,7 +68,9 @@ DuplicateName duplicate(const UnitKey& key);
 class Ledger {
   using Entries = std::map<UnitKey, std::unique_ptr<Entry>>;
   struct Hash {
-    std::size_t operator()(const UnitRef& unit) const { return (std::size_t{unit.generation} << 32) | unit.id; }
+    std::size_t operator()(const UnitRef& unit) const {
+      return (std::size_t{unit.generation} << 32) | unit.id;
+    }
   };
   using Units = std::unordered_map<UnitRef, Entry*, Hash>;
 
@@ -75,7 +83,8 @@ class Ledger {
 
   /// Takes the entry in. Throws DuplicateName if its key is in flight.
   Entry& admit(std::unique_ptr<Entry> entry);
-  /// Ties the entry to the unit by which records and batches speak of it: id and generation, for an id is given out again.
+  /// Ties the entry to the unit by which records and batches speak of it: id and generation, for an
+  /// id is given out again.
   void bind(Entry& entry, UnitRef unit);
   [[nodiscard]] Entry* find(UnitRef unit);
   [[nodiscard]] Entry* find(const UnitKey& key);
@@ -86,10 +95,12 @@ class Ledger {
   /// False, and nothing has happened, if its key or its unit is in flight.
   bool put_back(Place& place);
 
-  /// An entry under the key is over and gone, but for the `pending` of its caller, who may not know yet.
+  /// An entry under the key is over and gone, but for the `pending` of its caller, who may not know
+  /// yet.
   void note_unseen(const UnitKey& key, const std::shared_ptr<HandleState>& pending);
-  /// Returns whether a caller still has what stands for the last one under the key, and has neither waited for it nor been told otherwise
-  /// that it is over. Another one may be in flight on other ranks as long as that.
+  /// Returns whether a caller still has what stands for the last one under the key, and has neither
+  /// waited for it nor been told otherwise that it is over. Another one may be in flight on other
+  /// ranks as long as that.
   [[nodiscard]] bool is_unseen(const UnitKey& key) const;
 
   [[nodiscard]] bool empty() const { return entries_.empty(); }
@@ -111,8 +122,9 @@ class Ledger {
 
   Entries entries_;
   Units by_unit_;
-  std::map<UnitKey, std::weak_ptr<const HandleState>> unseen_;  ///< and some that were seen since, or are gone
-  std::size_t look_through_at_ = kFewUnseen;                    ///< so many of them
+  std::map<UnitKey, std::weak_ptr<const HandleState>>
+      unseen_;                                ///< and some that were seen since, or are gone
+  std::size_t look_through_at_ = kFewUnseen;  ///< so many of them
 };
 
 }  // namespace hvd

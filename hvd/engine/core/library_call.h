@@ -1,5 +1,6 @@
 #pragma once
-/// A LibraryCall stands at the beginning of each function through which a program enters the library. Any thread.
+/// A LibraryCall stands at the beginning of each function through which a program enters the
+/// library. Any thread.
 // Tested in tests/ops/shm/shared_memory_test.cc
 
 #include "hvd/base/process.h"
@@ -7,8 +8,8 @@
 
 namespace hvd {
 
-/// The first step of a function of the public interface: throws NotInitialized in a process that was forked from a rank; otherwise marks
-/// the thread as inside of the library.
+/// The first step of a function of the public interface: throws NotInitialized in a process that
+/// was forked from a rank; otherwise marks the thread as inside of the library.
 class LibraryCall {
  public:
   LibraryCall() {

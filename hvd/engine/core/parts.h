@@ -28,37 +28,56 @@ struct EngineParts {
   Topology topology;
   std::string world = {};                    ///< its name; empty: the global one
   std::vector<ProcessSetInfo> process_sets;  ///< the first is the global one
-  std::shared_ptr<void> memory;              ///< what the board and the backends stand on; released last
+  std::shared_ptr<void> memory;  ///< what the board and the backends stand on; released last
   std::unique_ptr<Board> board;
   std::shared_ptr<StatsCounters> stats = std::make_shared<StatsCounters>();
   std::unique_ptr<Timeline> timeline = std::make_unique<Timeline>();
-  std::unique_ptr<Transport> transport;  ///< of a domain's leader in a world of several domains; otherwise null
-  std::unique_ptr<Transport> alarm;      ///< of its other ranks: to tell the leaders elsewhere of a failure when their own is dead
-  std::unique_ptr<Transport> peers;      ///< between all ranks, each a domain to it, for send and recv; null in a world of one domain
+  std::unique_ptr<Transport>
+      transport;  ///< of a domain's leader in a world of several domains; otherwise null
+  std::unique_ptr<Transport> alarm;  ///< of its other ranks: to tell the leaders elsewhere of a
+                                     ///< failure when their own is dead
+  std::unique_ptr<Transport> peers;  ///< between all ranks, each a domain to it, for send and recv;
+                                     ///< null in a world of one domain
   std::vector<std::unique_ptr<Backend>> backends;  ///< the first that supports a batch runs it
-  int device = -1;  ///< CUDA's index of the GPU that all GPU tensors of this rank must be on; -1: any. In a world of one: any
-  /// Called by the coordination thread before it drives anything, once the others can see it die; false: it is not to begin. May block.
+  int device = -1;  ///< CUDA's index of the GPU that all GPU tensors of this rank must be on; -1:
+                    ///< any. In a world of one: any
+  /// Called by the coordination thread before it drives anything, once the others can see it die;
+  /// false: it is not to begin. May block.
   std::function<bool()> may_begin;
 
   /// Returns the backend that runs such batches; null if none does. Any thread.
   [[nodiscard]] Backend* backend_for(const BatchTraits& traits) const {
-    const auto found = std::find_if(backends.begin(), backends.end(), [&](const auto& backend) { return backend->supports(traits); });
+    const auto found = std::find_if(backends.begin(), backends.end(),
+                                    [&](const auto& backend) { return backend->supports(traits); });
     return found == backends.end() ? nullptr : found->get();
   }
-  /// Returns what ends this rank's part in the world in order: "hvd::shutdown()", or that of a world by its name.
+  /// Returns what ends this rank's part in the world in order: "hvd::shutdown()", or that of a
+  /// world by its name.
   [[nodiscard]] std::string end_call() const {
-    return world.empty() ? "hvd::shutdown()" : formatted("leave() or shutdown() of the world '{}'", world);
+    return world.empty() ? "hvd::shutdown()"
+                         : formatted("leave() or shutdown() of the world '{}'", world);
   }
-  [[nodiscard]] bool is_here(int rank) const { return topology.domain_of_rank[static_cast<std::size_t>(rank)] == topology.domain; }
+  [[nodiscard]] bool is_here(int rank) const {
+    return topology.domain_of_rank[static_cast<std::size_t>(rank)] == topology.domain;
+  }
 };
 
 using Clock = std::chrono::steady_clock;
 
-/// The bit of a rank's word for a tensor that says that the rank has nothing to contribute (TensorArgument::present).
+/// The bit of a rank's word for a tensor that says that the rank has nothing to contribute
+/// (TensorArgument::present).
 inline constexpr std::uint64_t kAbsent = std::uint64_t{1} << 63;
 
-inline BatchTraits traits_of(const Signature& signature, DataType dtype, Device device, const ProcessSetInfo& set) {
-  return {signature.kind, dtype, signature.op, device, signature.prescale_factor, signature.postscale_factor, signature.root, &set};
+inline BatchTraits traits_of(const Signature& signature, DataType dtype, Device device,
+                             const ProcessSetInfo& set) {
+  return {signature.kind,
+          dtype,
+          signature.op,
+          device,
+          signature.prescale_factor,
+          signature.postscale_factor,
+          signature.root,
+          &set};
 }
 
 }  // namespace hvd

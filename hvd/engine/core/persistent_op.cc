@@ -30,38 +30,52 @@ SmallCall call_of(const Submission& submission) {
 
 bool is_small_unowned(const Submission& submission) {
   const auto& tensors = submission.tensors;
-  if (submission.kind != OpKind::Allreduce || submission.device != Device() || submission.internal || tensors.empty() ||
-      tensors.size() > limit(Limit::GroupTensors) || submission.deadline != std::chrono::nanoseconds(0))
+  if (submission.kind != OpKind::Allreduce || submission.device != Device() ||
+      submission.internal || tensors.empty() || tensors.size() > limit(Limit::GroupTensors) ||
+      submission.deadline != std::chrono::nanoseconds(0))
     return false;
   std::int64_t bytes = 0;
   for (const auto& tensor : tensors) {
-    if (tensor.padded && tensor.input == tensor.output) return false;  // laid out to be reduced where it is, without a copy
-    if (!tensor.present || tensor.input == nullptr || tensor.output == nullptr || tensor.dtype != tensors.front().dtype) return false;
+    // laid out to be reduced where it is, without a copy
+    if (tensor.padded && tensor.input == tensor.output) return false;
+    if (!tensor.present || tensor.input == nullptr || tensor.output == nullptr ||
+        tensor.dtype != tensors.front().dtype)
+      return false;
     bytes += element_count(tensor.shape) * static_cast<std::int64_t>(element_bytes(tensor.dtype));
   }
   return bytes <= static_cast<std::int64_t>(limit(Limit::SlotBytes));
 }
 
 bool PersistentOp::fits(const SmallCall& call) const {
-  if (signature->kind != call.kind || signature->tensors.empty()) return signature->kind == call.kind && signature->tensors.empty();
-  if (signature->tensors.size() != std::max<std::size_t>(1, call.group.size()) || group.empty() != call.group.empty()) return false;
+  if (signature->kind != call.kind || signature->tensors.empty())
+    return signature->kind == call.kind && signature->tensors.empty();
+  if (signature->tensors.size() != std::max<std::size_t>(1, call.group.size()) ||
+      group.empty() != call.group.empty())
+    return false;
   const TensorSignature& tensor = signature->tensors.front();
   const bool reduces = call.kind == OpKind::Allreduce || call.kind == OpKind::Reducescatter;
   const bool has_splits = call.kind == OpKind::Alltoall || call.kind == OpKind::Reducescatter;
-  if (has_splits && !std::equal(tensor.splits.begin(), tensor.splits.end(), call.splits.begin(), call.splits.end())) return false;
-  const bool same_shapes = call.group.empty() ? std::ranges::equal(tensor.shape, call.shape)
-                                              : std::ranges::equal(signature->tensors, call.group, [](const auto& one, const auto& other) {
-                                                  return std::ranges::equal(one.shape, other.shape);
-                                                });
+  if (has_splits && !std::equal(tensor.splits.begin(), tensor.splits.end(), call.splits.begin(),
+                                call.splits.end()))
+    return false;
+  const bool same_shapes =
+      call.group.empty() ? std::ranges::equal(tensor.shape, call.shape)
+                         : std::ranges::equal(signature->tensors, call.group,
+                                              [](const auto& one, const auto& other) {
+                                                return std::ranges::equal(one.shape, other.shape);
+                                              });
   return tensor.dtype == call.dtype && same_shapes &&
-         (!reduces || (signature->op == call.op && signature->prescale_factor == call.prescale_factor &&
-                       signature->postscale_factor == call.postscale_factor)) &&
+         (!reduces ||
+          (signature->op == call.op && signature->prescale_factor == call.prescale_factor &&
+           signature->postscale_factor == call.postscale_factor)) &&
          (call.kind != OpKind::Broadcast || signature->root == call.root) &&
-         (call.kind == OpKind::Reducescatter ? call.output_rows < 0 || call.output_rows == result_rows
-                                             : call.output_rows == tensor.output_rows);
+         (call.kind == OpKind::Reducescatter
+              ? call.output_rows < 0 || call.output_rows == result_rows
+              : call.output_rows == tensor.output_rows);
 }
 
-std::shared_ptr<PersistentOp> PersistentOps::find(int process_set, OpKind kind, std::string_view name) const {
+std::shared_ptr<PersistentOp> PersistentOps::find(int process_set, OpKind kind,
+                                                  std::string_view name) const {
   const View wanted(process_set, kind, name);
   if (last_ != nullptr && view(last_->first) == wanted) return last_->second;
   const auto found = persistent_ops_.find(wanted);
@@ -70,7 +84,9 @@ std::shared_ptr<PersistentOp> PersistentOps::find(int process_set, OpKind kind, 
   return found->second;
 }
 
-void PersistentOps::add(const UnitKey& key, std::shared_ptr<PersistentOp> op) { persistent_ops_[key] = std::move(op); }
+void PersistentOps::add(const UnitKey& key, std::shared_ptr<PersistentOp> op) {
+  persistent_ops_[key] = std::move(op);
+}
 
 std::shared_ptr<PersistentOp> PersistentOps::remove(const UnitKey& key) {
   last_ = nullptr;

@@ -1,8 +1,9 @@
 #pragma once
-/// A PersistentOp has what a rank needs to repeat a small operation under the same name: the ledger's entry with its place there, and a
-/// block that all ranks of the domain see, for input and result. Such an operation needs no memory from the heap, and where all ranks
-/// arrive with one no record in the log either: the last to arrive does the work for all. Under the engine's mutex, but for `in_use` and
-/// the end of an operation.
+/// A PersistentOp has what a rank needs to repeat a small operation under the same name: the
+/// ledger's entry with its place there, and a block that all ranks of the domain see, for input and
+/// result. Such an operation needs no memory from the heap, and where all ranks arrive with one no
+/// record in the log either: the last to arrive does the work for all. Under the engine's mutex,
+/// but for `in_use` and the end of an operation.
 
 #include <atomic>
 #include <chrono>
@@ -37,42 +38,51 @@ struct SmallCall {
   DataType dtype = DataType::Float32;
   std::span<const std::int64_t> shape;  ///< of the input; a Barrier has none
   const void* input = nullptr;
-  /// Allreduce of a group: its tensors, all of type `dtype`. Empty for one tensor; else `shape`, `input` and `output` mean nothing.
+  /// Allreduce of a group: its tensors, all of type `dtype`. Empty for one tensor; else `shape`,
+  /// `input` and `output` mean nothing.
   std::span<const SmallTensor> group;
-  void* output = nullptr;  ///< may be null for Allgather, Alltoall and Reducescatter: then `allocate` is asked for it
-  /// Returns memory for so many rows; called once at most, under no lock, by the caller's thread or by the one that drives.
+  void* output = nullptr;  ///< may be null for Allgather, Alltoall and Reducescatter: then
+                           ///< `allocate` is asked for it
+  /// Returns memory for so many rows; called once at most, under no lock, by the caller's thread or
+  /// by the one that drives.
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;
   void* context = nullptr;
   std::span<const std::int64_t> splits;  ///< Alltoall only: rows for each rank
-  std::span<std::int64_t> received;      ///< Alltoall only: becomes the rows from each rank; may be the memory of `splits`
-  std::int64_t output_rows = -1;         ///< Allgather, Reducescatter: rows of the memory at `output`; -1: `allocate` makes as many as come
+  std::span<std::int64_t>
+      received;  ///< Alltoall only: becomes the rows from each rank; may be the memory of `splits`
+  std::int64_t output_rows = -1;  ///< Allgather, Reducescatter: rows of the memory at `output`; -1:
+                                  ///< `allocate` makes as many as come
   ReduceOp op = ReduceOp::Average;
   double prescale_factor = 1;
   double postscale_factor = 1;
-  int root = 0;                          ///< global rank, Broadcast only
-  std::chrono::nanoseconds deadline{0};  ///< other than 0: it is to be submitted, as its entry alone is looked after
-  /// The caller's memory of what was found for this call, so that repeating it looks nothing up; null: it has none.
+  int root = 0;  ///< global rank, Broadcast only
+  std::chrono::nanoseconds deadline{
+      0};  ///< other than 0: it is to be submitted, as its entry alone is looked after
+  /// The caller's memory of what was found for this call, so that repeating it looks nothing up;
+  /// null: it has none.
   std::weak_ptr<PersistentOp>* known = nullptr;
 };
 
-/// Returns the call that does what a submission of one tensor, or of none, would; of a group all but its tensors. It refers to the
-/// submission. Of an alltoall the caller adds where the received splits go.
+/// Returns the call that does what a submission of one tensor, or of none, would; of a group all
+/// but its tensors. It refers to the submission. Of an alltoall the caller adds where the received
+/// splits go.
 [[nodiscard]] SmallCall call_of(const Submission& submission);
 /// Returns whether a submission whose caller does not wait may have a persistent operation.
 [[nodiscard]] bool is_small_unowned(const Submission& submission);
-/// The location of an operation without a block, a Barrier: it says that the rank takes the fast path.
+/// The location of an operation without a block, a Barrier: it says that the rank takes the fast
+/// path.
 inline constexpr std::uint64_t kNoBlock = std::uint64_t{1} << 60;
 
 struct PersistentOp {
-  /// The owner of its round: the caller; the fast path, which has arrived at the board; or the ledger, as of any other entry, because the
-  /// round takes longer or is negotiated.
+  /// The owner of its round: the caller; the fast path, which has arrived at the board; or the
+  /// ledger, as of any other entry, because the round takes longer or is negotiated.
   enum class State : std::uint8_t { Idle, Arrived, Adopted };
 
   PersistentOp() = default;
   PersistentOp(const PersistentOp&) = delete;
   PersistentOp& operator=(const PersistentOp&) = delete;
-  /// Gives the block back, once the operation was dropped and its caller, who may still read the result, has gone. Any thread, under the
-  /// engine's mutex or not.
+  /// Gives the block back, once the operation was dropped and its caller, who may still read the
+  /// result, has gone. Any thread, under the engine's mutex or not.
   ~PersistentOp() {
     if (block != nullptr && !is_pulled()) memory->drop(location);
     if (!sources.empty()) slots->finish_reading(sources);
@@ -88,27 +98,33 @@ struct PersistentOp {
   std::shared_ptr<const ProcessSetInfo> set;
   std::vector<int> indices;     ///< of the set's ranks in the domain
   Route route = Route::AtSlot;  ///< one of three
-  /// Returns whether each rank takes its result from the others' blocks: a block is leased for each round.
+  /// Returns whether each rank takes its result from the others' blocks: a block is leased for each
+  /// round.
   [[nodiscard]] bool is_pulled() const { return route == Route::EachItsPart; }
-  /// Returns whether it is of all ranks of several domains: the leaders end its rounds (hvd/engine/leader/direct_path.h).
+  /// Returns whether it is of all ranks of several domains: the leaders end its rounds
+  /// (hvd/engine/leader/direct_path.h).
   [[nodiscard]] bool is_direct() const { return route == Route::Direct; }
   UnitRef unit;
-  SharedSignature signature;         ///< the negotiator's own: as long as the unit has this one, nothing is to be introduced
+  SharedSignature signature;  ///< the negotiator's own: as long as the unit has this one, nothing
+                              ///< is to be introduced
   FastPathMemory* memory = nullptr;  ///< one of the next two; null for a Barrier
   SlotMemory* slots = nullptr;
   LeaderMemory* leaders = nullptr;
   BatchTraits traits;
-  std::int64_t count = 0;           ///< elements of the input, of a group together
-  std::uint64_t location = 0;       ///< of the block, or of the one that was leased last
-  std::byte* block = nullptr;       ///< this rank's own, pinned or leased
-  std::byte* note = nullptr;        ///< its inline data on the board, if inputs and results fit in there: the fewest cache lines to travel
-  std::vector<std::int64_t> parts;  ///< of Alltoall, and of Reducescatter where it is one-sided: elements for each rank
-  std::size_t block_bytes = 1;      ///< that any rank's block has to hold
+  std::int64_t count = 0;      ///< elements of the input, of a group together
+  std::uint64_t location = 0;  ///< of the block, or of the one that was leased last
+  std::byte* block = nullptr;  ///< this rank's own, pinned or leased
+  std::byte* note = nullptr;  ///< its inline data on the board, if inputs and results fit in there:
+                              ///< the fewest cache lines to travel
+  std::vector<std::int64_t>
+      parts;  ///< of Alltoall, and of Reducescatter where it is one-sided: elements for each rank
+  std::size_t block_bytes = 1;  ///< that any rank's block has to hold
   std::size_t input_bytes = 0;
   std::size_t result_at = 0;  ///< in the block, in bytes
   std::size_t result_bytes = 0;
   std::int64_t result_rows = 0;
-  /// One tensor of a group: they lie one after the other in the block. `input` and `output` are of the call that is in flight.
+  /// One tensor of a group: they lie one after the other in the block. `input` and `output` are of
+  /// the call that is in flight.
   struct Member {
     std::size_t at = 0, bytes = 0;
     const void* input = nullptr;
@@ -121,12 +137,14 @@ struct PersistentOp {
   std::uint64_t judged_at = kNever;
   enum class Verdict : std::uint8_t {
     Invalid,
-    Valid,    ///< the unit is known, with this rank's signature, and nobody of the set has joined or left
+    Valid,  ///< the unit is known, with this rank's signature, and nobody of the set has joined or
+            ///< left
     AllSame,  ///< and all ranks of the set have that signature
   };
   Verdict verdict = Verdict::Invalid;
 
-  std::uint32_t number = kNoNumber;  ///< that the leaders have last called it by (hvd/negotiation/leaders/tensor_numbers.h)
+  std::uint32_t number = kNoNumber;  ///< that the leaders have last called it by
+                                     ///< (hvd/negotiation/leaders/tensor_numbers.h)
   static constexpr std::uint32_t kNoNumber = ~std::uint32_t{0};
 
   // ---- of the call that is in flight
@@ -135,12 +153,15 @@ struct PersistentOp {
   void* output = nullptr;
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;
   void* context = nullptr;
-  std::shared_ptr<void> owner;            ///< owns the memory, where the caller will not take the result
-  bool is_handed_out = false;             ///< `pending` is somebody's who may keep it for longer than this call
-  bool is_alike = false;                  ///< Alltoall: it ended in the block, where all ranks have the same splits
-  bool is_lent = false;                   ///< `location` is this round's
-  std::vector<const std::byte*> sources;  ///< blocks that this rank gets its part from, of a one-sided round, until it has
-  bool is_to_fetch = false;               ///< its result is in the block, for its caller to ask for memory and copy it
+  std::shared_ptr<void> owner;  ///< owns the memory, where the caller will not take the result
+  bool is_handed_out =
+      false;              ///< `pending` is somebody's who may keep it for longer than this call
+  bool is_alike = false;  ///< Alltoall: it ended in the block, where all ranks have the same splits
+  bool is_lent = false;   ///< `location` is this round's
+  std::vector<const std::byte*>
+      sources;  ///< blocks that this rank gets its part from, of a one-sided round, until it has
+  bool is_to_fetch =
+      false;  ///< its result is in the block, for its caller to ask for memory and copy it
 
   /// A round to wait for, and how.
   struct Awaited {
@@ -155,7 +176,8 @@ struct PersistentOp {
 
 class PersistentOps {
  public:
-  [[nodiscard]] std::shared_ptr<PersistentOp> find(int process_set, OpKind kind, std::string_view name) const;
+  [[nodiscard]] std::shared_ptr<PersistentOp> find(int process_set, OpKind kind,
+                                                   std::string_view name) const;
   void add(const UnitKey& key, std::shared_ptr<PersistentOp> op);
   /// Takes the persistent operation out, if there is one.
   std::shared_ptr<PersistentOp> remove(const UnitKey& key);
@@ -176,7 +198,8 @@ class PersistentOps {
     using is_transparent = void;
     std::size_t operator()(const auto& key) const {
       const auto [set, kind, name] = view(key);
-      return std::hash<std::string_view>()(name) ^ (static_cast<std::size_t>(set) << 8) ^ (static_cast<std::size_t>(kind) << 3);
+      return std::hash<std::string_view>()(name) ^ (static_cast<std::size_t>(set) << 8) ^
+             (static_cast<std::size_t>(kind) << 3);
     }
   };
   struct Equal {
@@ -185,7 +208,8 @@ class PersistentOps {
   };
   using Map = std::unordered_map<UnitKey, std::shared_ptr<PersistentOp>, Hash, Equal>;
   Map persistent_ops_;
-  mutable const Map::value_type* last_ = nullptr;  ///< what was found last: most often it is looked for again
+  mutable const Map::value_type* last_ =
+      nullptr;  ///< what was found last: most often it is looked for again
 };
 
 }  // namespace hvd

@@ -12,17 +12,19 @@ namespace {
 
 std::string third_thread_text(OpKind kind) {
   return formatted(
-      "{} without a name: another thread of this program has such operations too. Ranks match them by their order, which "
-      "differs from rank to rank where two threads submit: give the operations of one of the threads names (options.name). "
-      "Without names may be those of the thread that has called hvd::init(), and of one other thread at a time",
+      "{} without a name: another thread of this program has such operations too. Ranks match them "
+      "by their order, which differs from rank to rank where two threads submit: give the "
+      "operations of one of the threads names (options.name). Without names may be those of the "
+      "thread that has called hvd::init(), and of one other thread at a time",
       name_of(kind));
 }
 
 }  // namespace
 
-SubmissionQueue::SubmissionQueue(std::uint32_t slots) : names_(std::clamp<std::uint64_t>(slots / 4, 1, kUnnamedNames)) {}
+SubmissionQueue::SubmissionQueue(std::uint32_t slots)
+    : names_(std::clamp<std::uint64_t>(slots / 4, 1, kUnnamedNames)) {}
 
-// ----------------------------------------------------------------------------------------------------------------------- lanes
+// ------------------------------------------------------------------------------------------- lanes
 
 std::optional<Lane> SubmissionQueue::lane_here(const Owner& owner) const {
   const std::uint64_t here = CallerThread::number_here();
@@ -43,7 +45,8 @@ std::optional<Lane> SubmissionQueue::take_lane(Owner& owner) {
   return lane_here(owner);
 }
 
-std::string_view SubmissionQueue::name_in(Unnamed& unnamed, int process_set, OpKind kind, Lane lane, std::span<char> text) {
+std::string_view SubmissionQueue::name_in(Unnamed& unnamed, int process_set, OpKind kind, Lane lane,
+                                          std::span<char> text) {
   return hvd::unnamed(kind, joins_[process_set], unnamed.count(lane) % names_, lane, text);
 }
 
@@ -51,10 +54,11 @@ std::optional<UnnamedPlace> SubmissionQueue::name(UnitKey& key) {
   if (is_library_name(key.name)) {
     const auto lane = take_lane(library_[key]);
     if (!lane)
-      throw InvalidArgument(formatted(
-          "{} '{}': another thread of this program does the same, on the same process set, and the other ranks cannot tell which of "
-          "the two it is; let it be one thread, or begin when the other has ended",
-          name_of(key.kind), display_name(key.name)));
+      throw InvalidArgument(
+          formatted("{} '{}': another thread of this program does the same, on the same process "
+                    "set, and the other ranks cannot tell which of the two it is; let it be one "
+                    "thread, or begin when the other has ended",
+                    name_of(key.kind), display_name(key.name)));
     key.name = library_name_of(key.name, *lane);
     return std::nullopt;
   }
@@ -67,7 +71,8 @@ std::optional<UnnamedPlace> SubmissionQueue::name(UnitKey& key) {
   return UnnamedPlace{*lane, unnamed.count(*lane)++};
 }
 
-std::string_view SubmissionQueue::find_name(int process_set, OpKind kind, std::string_view name, std::span<char> text) {
+std::string_view SubmissionQueue::find_name(int process_set, OpKind kind, std::string_view name,
+                                            std::span<char> text) {
   if (name.empty()) {
     Unnamed& unnamed = unnamed_[{process_set, kind}];
     const auto lane = lane_here(unnamed.owner);
@@ -125,10 +130,11 @@ void SubmissionQueue::forget_set(int process_set) {
   joins_.erase(process_set);
   std::erase_if(unnamed_, [&](const auto& next) { return next.first.first == process_set; });
   std::erase_if(persistent_, [&](const auto& next) { return next.first.first == process_set; });
-  std::erase_if(library_, [&](const auto& known) { return known.first.process_set == process_set; });
+  std::erase_if(library_,
+                [&](const auto& known) { return known.first.process_set == process_set; });
 }
 
-// ------------------------------------------------------------------------------------------------------- submissions that wait
+// --------------------------------------------------------------------------- submissions that wait
 
 void SubmissionQueue::push(std::unique_ptr<Entry> entry) {
   const UnitKey key = entry->key;
@@ -141,7 +147,9 @@ void SubmissionQueue::put_back(std::unique_ptr<Entry> entry) {
 }
 
 std::unique_ptr<Entry> SubmissionQueue::pop_ready(Ledger& ledger) {
-  const auto ready = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& queue) { return ledger.find(queue.first) == nullptr; });
+  const auto ready = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& queue) {
+    return ledger.find(queue.first) == nullptr;
+  });
   if (ready == waiting_.end()) return nullptr;
   auto entry = std::move(ready->second.front());
   ready->second.pop_front();
@@ -150,11 +158,13 @@ std::unique_ptr<Entry> SubmissionQueue::pop_ready(Ledger& ledger) {
 }
 
 bool SubmissionQueue::has_ready(Ledger& ledger) const {
-  return std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& queue) { return ledger.find(queue.first) == nullptr; });
+  return std::any_of(waiting_.begin(), waiting_.end(),
+                     [&](const auto& queue) { return ledger.find(queue.first) == nullptr; });
 }
 
 bool SubmissionQueue::contains_set(int process_set) const {
-  return std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& queue) { return queue.first.process_set == process_set; });
+  return std::any_of(waiting_.begin(), waiting_.end(),
+                     [&](const auto& queue) { return queue.first.process_set == process_set; });
 }
 
 std::deque<std::unique_ptr<Entry>> SubmissionQueue::take_all() {

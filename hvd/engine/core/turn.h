@@ -1,7 +1,7 @@
 #pragma once
-/// A Turn is the right to drive an engine: to launch and advance batches, to call backends and the transport. One thread of a rank has it
-/// at a time. Functions that need it ask for a `const Turn&`. Whoever lets go of it hands over: to a thread that waits, or to the
-/// coordination thread.
+/// A Turn is the right to drive an engine: to launch and advance batches, to call backends and the
+/// transport. One thread of a rank has it at a time. Functions that need it ask for a `const
+/// Turn&`. Whoever lets go of it hands over: to a thread that waits, or to the coordination thread.
 // Tested in tests/hvd/engine/engine_test.cc
 
 #include <utility>

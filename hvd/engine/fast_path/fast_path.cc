@@ -10,13 +10,15 @@ namespace hvd {
 
 namespace {
 
-constexpr unsigned kLooksAtResult = 64;        // before one at the arrivals: about 2 us
-constexpr unsigned kLooksAtResultSharing = 4;  // where ranks share cores, and give way between looks
+constexpr unsigned kLooksAtResult = 64;  // before one at the arrivals: about 2 us
+// where ranks share cores, and give way between looks
+constexpr unsigned kLooksAtResultSharing = 4;
 
 }  // namespace
 
-FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,
-                   EngineMutex& mutex, Burst& burst, EngineEvents& engine)
+FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller,
+                   Ledger& ledger, SubmissionQueue& queue, EngineMutex& mutex, Burst& burst,
+                   EngineEvents& engine)
     : parts_(parts),
       log_(log),
       controller_(controller),
@@ -30,12 +32,14 @@ FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& co
       work_(parts, log),
       short_wait_(parts.topology.has_core()),
       looks_at_result_(parts.topology.has_core() ? kLooksAtResult : kLooksAtResultSharing),
-      most_batch_bytes_(static_cast<std::size_t>(std::min<std::int64_t>(limit(Limit::AtOnceBytes), parts.config.fusion_threshold_bytes))) {
-  for (auto* list : {&arrived_, &complete_, &claimed_}) list->reserve(SubmissionQueue::kUnnamedNames);
+      most_batch_bytes_(static_cast<std::size_t>(
+          std::min<std::int64_t>(limit(Limit::AtOnceBytes), parts.config.fusion_threshold_bytes))) {
+  for (auto* list : {&arrived_, &complete_, &claimed_})
+    list->reserve(SubmissionQueue::kUnnamedNames);
   negotiated_.reserve(SubmissionQueue::kUnnamedNames);
 }
 
-// --------------------------------------------------------------------------------------------------------------------- running
+// ----------------------------------------------------------------------------------------- running
 
 bool FastPath::is_ready(PersistentOp& op) {
   if (op.place.entry.empty() || !work_.is_valid(op)) return false;
@@ -45,7 +49,8 @@ bool FastPath::is_ready(PersistentOp& op) {
 
 bool FastPath::is_unseen(const PersistentOp& op) {
   constexpr long kOwn = 2;  // its own, and its entry's
-  return op.is_handed_out && !op.pending->waited_for.load(std::memory_order_relaxed) && op.pending.use_count() > kOwn;
+  return op.is_handed_out && !op.pending->waited_for.load(std::memory_order_relaxed) &&
+         op.pending.use_count() > kOwn;
 }
 
 bool FastPath::is_unseen(const UnitKey& key) const {
@@ -54,7 +59,8 @@ bool FastPath::is_unseen(const UnitKey& key) const {
 }
 
 void FastPath::begin(PersistentOp& op, const SmallCall& call) {
-  if (std::exchange(op.is_handed_out, false)) op.place.entry.mapped()->pending = op.pending = std::make_shared<HandleState>();
+  if (std::exchange(op.is_handed_out, false))
+    op.place.entry.mapped()->pending = op.pending = std::make_shared<HandleState>();
   op.input = call.input;
   op.output = call.output;
   for (std::size_t i = 0; i < op.group.size(); ++i) {
@@ -68,15 +74,18 @@ void FastPath::begin(PersistentOp& op, const SmallCall& call) {
   pending.done.store(false, std::memory_order_relaxed);
   pending.waited_for.store(false, std::memory_order_relaxed);
   pending.status = {};
-  if (op.input_bytes == 0 || (call.kind == OpKind::Broadcast && call.root != parts_.topology.rank)) return;
+  if (op.input_bytes == 0 || (call.kind == OpKind::Broadcast && call.root != parts_.topology.rank))
+    return;
   // Also where inline data is enough: another rank may negotiate the operation.
   for (const auto& member : op.group)
     if (member.bytes > 0) std::memcpy(op.block + member.at, member.input, member.bytes);
   if (op.group.empty()) std::memcpy(op.block, call.input, op.input_bytes);
-  if (op.note != nullptr) std::memcpy(op.note, op.group.empty() ? call.input : op.block, op.input_bytes);
+  if (op.note != nullptr)
+    std::memcpy(op.note, op.group.empty() ? call.input : op.block, op.input_bytes);
 }
 
-std::shared_ptr<HandleState> FastPath::start_unowned(const SmallCall& call, std::shared_ptr<void> owner) {
+std::shared_ptr<HandleState> FastPath::start_unowned(const SmallCall& call,
+                                                     std::shared_ptr<void> owner) {
   const auto op = start(call, false);
   if (!op) return nullptr;
   op->is_handed_out = true;
@@ -86,7 +95,8 @@ std::shared_ptr<HandleState> FastPath::start_unowned(const SmallCall& call, std:
     mutex_.destroy(std::move(owner));
   } else {
     static char nothing = 0;
-    abandon(*op, owner ? std::move(owner) : std::shared_ptr<void>(std::shared_ptr<void>(), &nothing));
+    abandon(*op,
+            owner ? std::move(owner) : std::shared_ptr<void>(std::shared_ptr<void>(), &nothing));
   }
   return op->pending;
 }
@@ -112,14 +122,18 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
       op = factory_.ops().find(call.process_set, call.kind, name);
     }
     if (op && op->owner) end_complete();  // it may have ended, and nobody has looked
-    if (!op || op->in_use.load(std::memory_order_acquire) || (!call.name.empty() && is_unseen(*op))) return nullptr;
-    op->in_use.store(true, std::memory_order_relaxed);  // whoever else would says so under the engine's mutex
+    if (!op || op->in_use.load(std::memory_order_acquire) || (!call.name.empty() && is_unseen(*op)))
+      return nullptr;
+    // whoever else would says so under the engine's mutex
+    op->in_use.store(true, std::memory_order_relaxed);
     is_ours = true;
     op->unnamed = call.name.empty() ? queue_.next_place(call.process_set, call.kind) : std::nullopt;
     board_.rounds().prepare_arrival(op->unit.id);
     bool arrived = false;
-    const bool is_too_large = gathers && op->is_direct() && op->input_bytes > limit(Limit::DirectBurstBytes);
-    if (!is_too_large && (known || op->fits(call)) && is_ready(*op) && (!op->is_pulled() || work_.pulled().begin(*op))) {
+    const bool is_too_large =
+        gathers && op->is_direct() && op->input_bytes > limit(Limit::DirectBurstBytes);
+    if (!is_too_large && (known || op->fits(call)) && is_ready(*op) &&
+        (!op->is_pulled() || work_.pulled().begin(*op))) {
       begin(*op, call);
       arrived = arrive(*op, gathers);
     }
@@ -141,14 +155,16 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
   }
   if (!waits) burst_.add_fast();
   auto& stats = parts_.stats->fast_path;
-  stats.add(stats.tensors_submitted, call.kind == OpKind::Barrier ? 0 : std::max<std::size_t>(1, op->group.size()));
+  stats.add(stats.tensors_submitted,
+            call.kind == OpKind::Barrier ? 0 : std::max<std::size_t>(1, op->group.size()));
   return op;
 }
 
 /// Returns false if the unit was evicted meanwhile.
 bool FastPath::arrive(PersistentOp& op, bool gathers) {
   board_.rounds().set_location(op.unit.id, op.location);
-  for (std::uint32_t i = 1; i < op.group.size(); ++i) board_.rounds().keep_location(op.unit.id + i, op.location + op.group[i].at);
+  for (std::uint32_t i = 1; i < op.group.size(); ++i)
+    board_.rounds().keep_location(op.unit.id + i, op.location + op.group[i].at);
   if (!op.is_direct() && !gathers && arrive_last(op)) return true;
   const std::uint32_t arrived = board_.rounds().arrive(op.unit.id, op.unit.generation);
   if (arrived == 0) return false;
@@ -164,21 +180,24 @@ bool FastPath::arrive(PersistentOp& op, bool gathers) {
     return true;
   }
   if (can_run && op.is_direct()) {
-    if (parts_.topology.domain_index != 0 && !board_.bells().leader_looks()) mutex_.wake_leader();  // it goes on from here
+    // it goes on from here
+    if (parts_.topology.domain_index != 0 && !board_.bells().leader_looks()) mutex_.wake_leader();
     return true;
   }
   if (can_run && !op.is_direct() && work_.claim(op)) {
     run_for_all(op);
     return true;
   }
-  // A rank that has joined or left meanwhile may have looked here before this one arrived, but then its record has been read just now.
+  // A rank that has joined or left meanwhile may have looked here before this one arrived, but then
+  // its record has been read just now.
   if (is_last || !work_.is_valid(op)) engine_.arrived(adopt(op), arrived);
   return true;
 }
 
 Entry& FastPath::adopt(PersistentOp& op) {
   if (op.state == PersistentOp::State::Adopted) return *ledger_.find(op.unit);
-  if (!ledger_.put_back(op.place)) throw std::logic_error("the fast path: an operation under a name that is in flight");
+  if (!ledger_.put_back(op.place))
+    throw std::logic_error("the fast path: an operation under a name that is in flight");
   op.state = PersistentOp::State::Adopted;
   Entry& entry = *ledger_.find(op.unit);
   entry.state = EntryState::Waiting;
@@ -206,22 +225,23 @@ void FastPath::adopt_all() {
 }
 
 bool FastPath::await(const PersistentOp::Awaited& round, const HandleState& pending) {
-  // A complete round is left for a while to who arrived last: that one ends it with others that it is about to arrive in. Nor is the line
-  // read on which the ranks arrive.
+  // A complete round is left for a while to who arrived last: that one ends it with others that it
+  // is about to arrive in. Nor is the line read on which the ranks arrive.
   bool is_there = false;
   unsigned looks = 0;
   static_cast<void>(short_wait_.until([&] {
     is_there =
-        board_.rounds().has_result(round.slot) || (++looks % looks_at_result_ == 0 && board_.rounds().is_to_claim(round.slot, round.ranks));
+        board_.rounds().has_result(round.slot) ||
+        (++looks % looks_at_result_ == 0 && board_.rounds().is_to_claim(round.slot, round.ranks));
     return is_there || pending.done.load(std::memory_order_relaxed);
   }));
   return is_there;
 }
 
-// ---------------------------------------------------------------------------------------------------------- rounds that gather
+// ------------------------------------------------------------------------------ rounds that gather
 
-/// The round is complete, and is ended with what comes after it: by a rank that waits for it, or by this one. Who has fallen asleep over
-/// it is not woken for each.
+/// The round is complete, and is ended with what comes after it: by a rank that waits for it, or by
+/// this one. Who has fallen asleep over it is not woken for each.
 void FastPath::gather(const PersistentOp& op) {
   burst_.set_complete(true);
   if (has_called_help_ || !(op.is_direct() || board_.bells().has_watchers())) return;
@@ -231,18 +251,22 @@ void FastPath::gather(const PersistentOp& op) {
 
 /// Returns whether the operation waits for its round to end.
 bool FastPath::is_waiting(const PersistentOp& op) const {
-  return op.state == PersistentOp::State::Arrived || ledger_.find(op.unit)->state == EntryState::Waiting;
+  return op.state == PersistentOp::State::Arrived ||
+         ledger_.find(op.unit)->state == EntryState::Waiting;
 }
 
 const PersistentOp* FastPath::find(const HandleState& pending) const {
-  const auto found = std::ranges::find_if(arrived_, [&](const PersistentOp* op) { return op->pending.get() == &pending; });
+  const auto found = std::ranges::find_if(
+      arrived_, [&](const PersistentOp* op) { return op->pending.get() == &pending; });
   return found == arrived_.end() ? nullptr : *found;
 }
 
 bool FastPath::has_complete() const {
   for (const PersistentOp* op : arrived_) {
     if (board_.rounds().has_result(op->unit.id)) return true;
-    if (!op->is_direct() && board_.rounds().is_to_claim(op->unit.id, op->indices.size()) && is_waiting(*op)) return true;
+    if (!op->is_direct() && board_.rounds().is_to_claim(op->unit.id, op->indices.size()) &&
+        is_waiting(*op))
+      return true;
   }
   return false;
 }
@@ -265,27 +289,34 @@ void FastPath::end_complete() {
       negotiated_.push_back(op->unit);  // the leader may have negotiated it, and not know of it
     }
   }
-  if (is_leaders && parts_.topology.domain_index != 0 && !board_.bells().leader_looks()) mutex_.wake_leader();
+  if (is_leaders && parts_.topology.domain_index != 0 && !board_.bells().leader_looks())
+    mutex_.wake_leader();
   // Where several ranks do this at a time, each begins elsewhere.
-  const std::size_t own = complete_.size() * static_cast<std::size_t>(board_.self()) / static_cast<std::size_t>(board_.ranks());
-  std::rotate(complete_.begin(), complete_.begin() + static_cast<std::ptrdiff_t>(own), complete_.end());
+  const std::size_t own = complete_.size() * static_cast<std::size_t>(board_.self()) /
+                          static_cast<std::size_t>(board_.ranks());
+  std::rotate(complete_.begin(), complete_.begin() + static_cast<std::ptrdiff_t>(own),
+              complete_.end());
   for (std::size_t next = 0; next < complete_.size();) next = end_batch(next);
   if (!complete_.empty()) mutex_.wake_watchers();
   take_results();
   for (const auto& unit : negotiated_) {
-    const auto op = std::ranges::find_if(arrived_, [&](const PersistentOp* other) { return other->unit == unit; });
+    const auto op = std::ranges::find_if(
+        arrived_, [&](const PersistentOp* other) { return other->unit == unit; });
     if (op != arrived_.end() && is_waiting(**op)) take_long_way(**op);
   }
 }
 
-/// Claims complete rounds, from `first` on, up to a batch's worth, and ends them. Returns the first that is left.
+/// Claims complete rounds, from `first` on, up to a batch's worth, and ends them. Returns the first
+/// that is left.
 std::size_t FastPath::end_batch(std::size_t first) {
   claimed_.clear();
   std::size_t bytes = 0;
   std::size_t next = first;
   for (; next < complete_.size(); ++next) {
     PersistentOp& op = *complete_[next];
-    if (!claimed_.empty() && (bytes + op.input_bytes > most_batch_bytes_ || !share_batch(*claimed_.front(), op))) break;
+    if (!claimed_.empty() &&
+        (bytes + op.input_bytes > most_batch_bytes_ || !share_batch(*claimed_.front(), op)))
+      break;
     if (!work_.is_possible(op)) {
       negotiated_.push_back(op.unit);
     } else if (work_.claim(op)) {
@@ -302,11 +333,15 @@ std::size_t FastPath::end_batch(std::size_t first) {
   return next;
 }
 
-/// Arrives, claims the round and ends it in one step, if all others have arrived; returns false otherwise. What one of them says between
-/// the look at the log and the claim, it says of a round that it has arrived in, and finds ended.
+/// Arrives, claims the round and ends it in one step, if all others have arrived; returns false
+/// otherwise. What one of them says between the look at the log and the claim, it says of a round
+/// that it has arrived in, and finds ended.
 bool FastPath::arrive_last(PersistentOp& op) {
-  if (!board_.rounds().expect_to_be_last(op.unit.id, op.indices) || !work_.is_possible(op)) return false;
-  if (!board_.rounds().arrive_last(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()))) return false;
+  if (!board_.rounds().expect_to_be_last(op.unit.id, op.indices) || !work_.is_possible(op))
+    return false;
+  if (!board_.rounds().arrive_last(op.unit.id, op.unit.generation,
+                                   static_cast<std::uint32_t>(op.indices.size())))
+    return false;
   op.state = PersistentOp::State::Arrived;
   arrived_.push_back(&op);
   run_for_all(op);
@@ -320,11 +355,14 @@ void FastPath::run_for_all(PersistentOp& op) {
 
 void FastPath::give_results(PersistentOp& op, Rounds::Company company) {
   // Nobody else ends what is prepared.
-  if (!work_.claim(op)) throw std::logic_error("the fast path: a prepared round that another has ended");
+  if (!work_.claim(op))
+    throw std::logic_error("the fast path: a prepared round that another has ended");
   tell_results(op, company);
 }
 
-void FastPath::take_long_way(PersistentOp& op) { engine_.arrived(adopt(op), static_cast<std::uint32_t>(op.indices.size())); }
+void FastPath::take_long_way(PersistentOp& op) {
+  engine_.arrived(adopt(op), static_cast<std::uint32_t>(op.indices.size()));
+}
 
 void FastPath::tell_results(PersistentOp& op, Rounds::Company company) {
   work_.end(op, company);
@@ -348,8 +386,10 @@ void FastPath::take_results() {
 void FastPath::take_result(PersistentOp& op) {
   op.is_alike = true;
   if (op.is_pulled()) work_.pulled().find_sources(op);
-  const auto company = board_.rounds().take_result(op.unit.id);  // from here on the note may be another operation's
-  const bool is_source = op.traits.kind == OpKind::Broadcast && op.traits.root == parts_.topology.rank;
+  // from here on the note may be another operation's
+  const auto company = board_.rounds().take_result(op.unit.id);
+  const bool is_source =
+      op.traits.kind == OpKind::Broadcast && op.traits.root == parts_.topology.rank;
   const bool is_there = op.memory == nullptr || (is_source && op.input == op.output);
   op.is_to_fetch = !is_there && op.output == nullptr && op.allocate != nullptr;
   if (op.is_pulled()) {
@@ -362,8 +402,10 @@ void FastPath::take_result(PersistentOp& op) {
   stats.add(parts_.stats->routes[static_cast<std::size_t>(op.route)], 1);
   if (op.is_pulled()) stats.add(parts_.stats->accesses[static_cast<std::size_t>(Access::Lent)], 1);
   if (op.memory != nullptr && company != Rounds::Company::Rest) stats.add(stats.batches_run, 1);
-  if (op.memory != nullptr && company != Rounds::Company::Alone) stats.add(stats.tensors_fused, std::max<std::size_t>(1, op.group.size()));
-  if (op.memory != nullptr && reduces(op.traits.kind)) stats.add(stats.bytes_reduced, op.input_bytes);
+  if (op.memory != nullptr && company != Rounds::Company::Alone)
+    stats.add(stats.tensors_fused, std::max<std::size_t>(1, op.group.size()));
+  if (op.memory != nullptr && reduces(op.traits.kind))
+    stats.add(stats.bytes_reduced, op.input_bytes);
   if (op.state == PersistentOp::State::Adopted) {
     Entry& entry = *ledger_.find(op.unit);
     entry.state = advance(entry.state, EntryEvent::Agree);
@@ -381,7 +423,8 @@ void FastPath::take_result(PersistentOp& op) {
 
 void FastPath::fetch(PersistentOp& op, const SmallCall& call) {
   if (op.is_alike) {
-    std::fill(call.received.begin(), call.received.end(), op.result_rows / static_cast<std::int64_t>(op.set->ranks.size()));
+    std::fill(call.received.begin(), call.received.end(),
+              op.result_rows / static_cast<std::int64_t>(op.set->ranks.size()));
   } else if (!call.received.empty()) {
     std::copy_n(op.pending->rows.at(0).begin(), call.received.size(), call.received.begin());
   }
@@ -401,7 +444,8 @@ void FastPath::fetch(PersistentOp& op, const SmallCall& call) {
 bool FastPath::end(Entry& entry, bool failed) {
   PersistentOp& op = *entry.op;
   // Asked before the result: a round that ends in between has one.
-  const bool is_open = failed && op.is_pulled() && board_.rounds().has_arrived(entry.unit.id, board_.self());
+  const bool is_open =
+      failed && op.is_pulled() && board_.rounds().has_arrived(entry.unit.id, board_.self());
   if (failed && board_.rounds().has_result(entry.unit.id) && entry.state == EntryState::Waiting) {
     take_result(op);  // it was done before that
     return false;

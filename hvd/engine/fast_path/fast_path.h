@@ -1,9 +1,11 @@
 #pragma once
-/// The fast path runs repeated small operations (hvd/engine/core/persistent_op.h): makes the persistent operations of entries that are
-/// worth one, starts them, does the work for all where this rank arrives last, and takes results that others have left, or gets its part
-/// out of their blocks. Under the engine's mutex, but for `await`. Of operations that a rank starts one after the other without waiting,
-/// those that it arrives in last gather: a rank that waits, polls or submits ends all that are complete in one pass, whose results go out
-/// with one ring; the coordination thread does where none comes.
+/// The fast path runs repeated small operations (hvd/engine/core/persistent_op.h): makes the
+/// persistent operations of entries that are worth one, starts them, does the work for all where
+/// this rank arrives last, and takes results that others have left, or gets its part out of their
+/// blocks. Under the engine's mutex, but for `await`. Of operations that a rank starts one after
+/// the other without waiting, those that it arrives in last gather: a rank that waits, polls or
+/// submits ends all that are complete in one pass, whose results go out with one ring; the
+/// coordination thread does where none comes.
 
 #include <cstdint>
 #include <memory>
@@ -24,28 +26,35 @@ namespace hvd {
 
 class FastPath {
  public:
-  FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,
-           EngineMutex& mutex, Burst& burst, EngineEvents& engine);
+  FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger,
+           SubmissionQueue& queue, EngineMutex& mutex, Burst& burst, EngineEvents& engine);
 
-  /// Starts the call if there is a persistent operation that fits. Null, and nothing has happened, if not. The operation is the caller's
-  /// until it clears `in_use`. `waits`: the caller waits for it at once.
+  /// Starts the call if there is a persistent operation that fits. Null, and nothing has happened,
+  /// if not. The operation is the caller's until it clears `in_use`. `waits`: the caller waits for
+  /// it at once.
   std::shared_ptr<PersistentOp> start(const SmallCall& call, bool waits) HVD_REQUIRES(engine_mutex);
-  /// The same, for a caller that does not take the result: the operation is the library's until it ends, `owner` so long. Returns what
-  /// tells of its end; null if `start` returns null.
-  std::shared_ptr<HandleState> start_unowned(const SmallCall& call, std::shared_ptr<void> owner) HVD_REQUIRES(engine_mutex);
+  /// The same, for a caller that does not take the result: the operation is the library's until it
+  /// ends, `owner` so long. Returns what tells of its end; null if `start` returns null.
+  std::shared_ptr<HandleState> start_unowned(const SmallCall& call, std::shared_ptr<void> owner)
+      HVD_REQUIRES(engine_mutex);
 
-  /// Returns whether a caller has not seen the end of the last round under the key: as `Ledger::is_unseen`.
+  /// Returns whether a caller has not seen the end of the last round under the key: as
+  /// `Ledger::is_unseen`.
   [[nodiscard]] bool is_unseen(const UnitKey& key) const HVD_REQUIRES(engine_mutex);
 
   // ---- rounds that gather
-  /// Ends the rounds of this rank's operations that all ranks have arrived in, and takes what results there are.
+  /// Ends the rounds of this rank's operations that all ranks have arrived in, and takes what
+  /// results there are.
   void end_complete() HVD_REQUIRES(engine_mutex);
   /// Returns the operation in flight that this is the state of; null if it is none's.
-  [[nodiscard]] const PersistentOp* find(const HandleState& pending) const HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] const PersistentOp* find(const HandleState& pending) const
+      HVD_REQUIRES(engine_mutex);
 
   // ---- operations of all ranks of several domains (hvd/engine/leader/direct_path.h)
   /// Returns those of them that this rank has arrived at, and that have not ended.
-  [[nodiscard]] const std::vector<PersistentOp*>& direct_ops() const HVD_REQUIRES(engine_mutex) { return direct_ops_; }
+  [[nodiscard]] const std::vector<PersistentOp*>& direct_ops() const HVD_REQUIRES(engine_mutex) {
+    return direct_ops_;
+  }
   /// Returns what one rank does for all of its domain.
   [[nodiscard]] RoundWork& work() { return work_; }
   /// The blocks hold results: claims the round that was prepared, and tells the ranks.
@@ -53,24 +62,28 @@ class FastPath {
   /// Has the operation negotiated.
   void take_long_way(PersistentOp& op) HVD_REQUIRES(engine_mutex);
 
-  /// Gives the other ranks a moment for the round that `unit` is in, whose end `pending` tells of. Returns whether there is something for
-  /// `end_complete` to do. Any thread, no lock.
+  /// Gives the other ranks a moment for the round that `unit` is in, whose end `pending` tells of.
+  /// Returns whether there is something for `end_complete` to do. Any thread, no lock.
   bool await(const PersistentOp::Awaited& round, const HandleState& pending);
   /// Returns whether there is something for `end_complete` to do.
   [[nodiscard]] bool has_complete() const HVD_REQUIRES(engine_mutex);
 
-  /// Puts the entries of all operations in flight into the ledger, where whoever looks at entries finds them. Until then a round costs no
-  /// work there: most end before anybody looks.
+  /// Puts the entries of all operations in flight into the ledger, where whoever looks at entries
+  /// finds them. Until then a round costs no work there: most end before anybody looks.
   void adopt_all() HVD_REQUIRES(engine_mutex);
 
   /// Returns the persistent operations of this rank.
   [[nodiscard]] PersistentOpFactory& ops() HVD_REQUIRES(engine_mutex) { return factory_; }
-  /// Copies the result to memory that the caller of the operation gives, if it is to, and says what rows came. Requires that the operation
-  /// is done, and not the mutex: it calls user code.
+  /// Copies the result to memory that the caller of the operation gives, if it is to, and says what
+  /// rows came. Requires that the operation is done, and not the mutex: it calls user code.
   static void fetch(PersistentOp& op, const SmallCall& call) HVD_EXCLUDES(engine_mutex);
-  /// The caller of an operation that is under way will not take its result: the operation is the library's until it ends, `owner` so long.
-  void abandon(PersistentOp& op, std::shared_ptr<void> owner) HVD_REQUIRES(engine_mutex) { op.owner = std::move(owner); }
-  /// An entry of a persistent operation ends. Returns false if its result is there, and has been taken instead.
+  /// The caller of an operation that is under way will not take its result: the operation is the
+  /// library's until it ends, `owner` so long.
+  void abandon(PersistentOp& op, std::shared_ptr<void> owner) HVD_REQUIRES(engine_mutex) {
+    op.owner = std::move(owner);
+  }
+  /// An entry of a persistent operation ends. Returns false if its result is there, and has been
+  /// taken instead.
   bool end(Entry& entry, bool failed) HVD_REQUIRES(engine_mutex);
 
  private:
@@ -104,12 +117,16 @@ class FastPath {
   ShortWait short_wait_;
   const unsigned looks_at_result_;
   const std::size_t most_batch_bytes_;
-  std::vector<PersistentOp*> arrived_ HVD_GUARDED_BY(engine_mutex);     ///< those in flight: their result may come without a record
+  std::vector<PersistentOp*> arrived_
+      HVD_GUARDED_BY(engine_mutex);  ///< those in flight: their result may come without a record
   std::vector<PersistentOp*> direct_ops_ HVD_GUARDED_BY(engine_mutex);  ///< of `arrived_`
-  bool has_called_help_ HVD_GUARDED_BY(engine_mutex) = false;           ///< the coordination thread ends what gathers
-  std::vector<PersistentOp*> complete_ HVD_GUARDED_BY(engine_mutex);    ///< of `end_complete`: what may be ended
-  std::vector<PersistentOp*> claimed_ HVD_GUARDED_BY(engine_mutex);     ///< those of one batch
-  std::vector<UnitRef> negotiated_ HVD_GUARDED_BY(engine_mutex);        ///< those that are to be negotiated
+  bool has_called_help_ HVD_GUARDED_BY(engine_mutex) =
+      false;  ///< the coordination thread ends what gathers
+  std::vector<PersistentOp*> complete_
+      HVD_GUARDED_BY(engine_mutex);  ///< of `end_complete`: what may be ended
+  std::vector<PersistentOp*> claimed_ HVD_GUARDED_BY(engine_mutex);  ///< those of one batch
+  std::vector<UnitRef> negotiated_
+      HVD_GUARDED_BY(engine_mutex);  ///< those that are to be negotiated
 };
 
 }  // namespace hvd

@@ -9,12 +9,15 @@ namespace hvd {
 
 namespace {
 
-/// Returns whether all tensors of the operation may lie in one block: there is one, or they are a group that is reduced, of one type.
+/// Returns whether all tensors of the operation may lie in one block: there is one, or they are a
+/// group that is reduced, of one type.
 bool is_one_block(const Entry& entry) {
   const auto& tensors = entry.signature.tensors;
   if (tensors.empty() || entry.backends.size() != tensors.size()) return false;
   return tensors.size() == 1 || (entry.key.kind == OpKind::Allreduce &&
-                                 std::ranges::all_of(tensors, [&](const auto& tensor) { return tensor.dtype == tensors.front().dtype; }));
+                                 std::ranges::all_of(tensors, [&](const auto& tensor) {
+                                   return tensor.dtype == tensors.front().dtype;
+                                 }));
 }
 
 /// Returns whether each rank may get its result out of the others' blocks.
@@ -27,7 +30,9 @@ bool may_be_pulled(const PersistentOp& op) {
 /// Returns whether the leaders of all domains may end the operation's rounds among themselves.
 bool PersistentOpFactory::may_be_direct(const Entry& entry, const ProcessSetInfo& set) const {
   if (!routes::may_be_direct(static_cast<std::size_t>(parts_.topology.domains))) return false;
-  if (entry.key.kind != OpKind::Barrier && (entry.backends.empty() || entry.backends.front()->leader_memory() == nullptr)) return false;
+  if (entry.key.kind != OpKind::Barrier &&
+      (entry.backends.empty() || entry.backends.front()->leader_memory() == nullptr))
+    return false;
   return set.ranks.size() == static_cast<std::size_t>(parts_.topology.size);
 }
 
@@ -36,7 +41,8 @@ std::shared_ptr<PersistentOp> PersistentOpFactory::describe(const Entry& entry) 
   const bool has_block = is_one_block(entry);
   if (!(has_block || kind == OpKind::Barrier) || kind == OpKind::Control) return nullptr;
   // Where each rank keeps as many elements as it has said, its part is not what is laid out here.
-  if (kind == OpKind::Reducescatter && !entry.signature.tensors.front().splits.empty()) return nullptr;
+  if (kind == OpKind::Reducescatter && !entry.signature.tensors.front().splits.empty())
+    return nullptr;
   if (!table().knows(entry.unit.id)) return nullptr;
   const Unit& unit = table().unit(entry.unit.id);
   const auto& set = table().sets().info(entry.key.process_set);
@@ -50,10 +56,12 @@ std::shared_ptr<PersistentOp> PersistentOpFactory::describe(const Entry& entry) 
   const auto& domain = parts_.topology.domain_ranks;
   for (const int rank : set.ranks)
     if (parts_.is_here(rank))
-      op->indices.push_back(static_cast<int>(std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin()));
+      op->indices.push_back(
+          static_cast<int>(std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin()));
   op->unit = unit.ref();
   op->signature = unit.signatures.of(static_cast<std::size_t>(set.rank));
-  if (!(unit.key == entry.key) || !op->signature || !(*op->signature == entry.signature)) return nullptr;
+  if (!(unit.key == entry.key) || !op->signature || !(*op->signature == entry.signature))
+    return nullptr;
   if (!has_block) {
     op->location = kNoBlock;
     return op;
@@ -77,20 +85,25 @@ bool PersistentOpFactory::lay_out(PersistentOp& op, const Entry& entry) const {
     const auto before = static_cast<std::size_t>(op.count) * element_bytes(tensor.dtype);
     op.count += element_count(member.shape);
     if (entry.signature.tensors.size() > 1)
-      op.group.push_back({before, static_cast<std::size_t>(op.count) * element_bytes(tensor.dtype) - before});
+      op.group.push_back(
+          {before, static_cast<std::size_t>(op.count) * element_bytes(tensor.dtype) - before});
   }
-  op.input_bytes = op.result_bytes = static_cast<std::size_t>(op.count) * element_bytes(tensor.dtype);
+  op.input_bytes = op.result_bytes =
+      static_cast<std::size_t>(op.count) * element_bytes(tensor.dtype);
   if (kind == OpKind::Allgather) {
     op.result_bytes *= ranks;
     op.result_rows = tensor.shape.front() * static_cast<std::int64_t>(ranks);
   }
-  std::size_t most = std::max(op.input_bytes, op.result_bytes);  // that any rank's block has to hold
+  // that any rank's block has to hold
+  std::size_t most = std::max(op.input_bytes, op.result_bytes);
   if (kind == OpKind::Alltoall) {
     const std::int64_t rows = tensor.shape.front();
     const std::int64_t row = rows == 0 ? 0 : op.count / rows;
     for (const auto split : tensor.splits) op.parts.push_back(split * row);
-    most = static_cast<std::size_t>(*std::max_element(op.parts.begin(), op.parts.end())) * ranks * element_bytes(tensor.dtype);
-    op.result_rows = tensor.splits[static_cast<std::size_t>(set.rank)] * static_cast<std::int64_t>(ranks);
+    most = static_cast<std::size_t>(*std::max_element(op.parts.begin(), op.parts.end())) * ranks *
+           element_bytes(tensor.dtype);
+    op.result_rows =
+        tensor.splits[static_cast<std::size_t>(set.rank)] * static_cast<std::int64_t>(ranks);
     op.result_bytes = static_cast<std::size_t>(op.result_rows * row) * element_bytes(tensor.dtype);
     most = std::max(most, op.input_bytes);
   }
@@ -100,7 +113,9 @@ bool PersistentOpFactory::lay_out(PersistentOp& op, const Entry& entry) const {
   if (!is_small) op.route = Route::EachItsPart;
   if (op.is_pulled()) op.sources.reserve(ranks);
   const auto domains = static_cast<std::size_t>(parts_.topology.domains);
-  if (op.is_direct() && !routes::is_direct(kind, op.leaders->contribution_bytes(op.traits, op.count), domains)) return false;
+  if (op.is_direct() &&
+      !routes::is_direct(kind, op.leaders->contribution_bytes(op.traits, op.count), domains))
+    return false;
   if (kind == OpKind::Reducescatter) {
     const std::int64_t rows = tensor.shape.front();
     const std::size_t row = rows == 0 ? 0 : op.input_bytes / static_cast<std::size_t>(rows);
@@ -110,7 +125,8 @@ bool PersistentOpFactory::lay_out(PersistentOp& op, const Entry& entry) const {
     op.result_rows = scattered_rows(rows, ranks, place);
     op.result_bytes = static_cast<std::size_t>(op.result_rows) * row;
     for (std::size_t to = 0; op.is_pulled() && to < ranks; ++to)
-      op.parts.push_back(scattered_rows(rows, ranks, to) * (op.count / std::max<std::int64_t>(rows, 1)));
+      op.parts.push_back(scattered_rows(rows, ranks, to) *
+                         (op.count / std::max<std::int64_t>(rows, 1)));
   }
   return true;
 }
@@ -123,7 +139,8 @@ bool PersistentOpFactory::give_block(PersistentOp& op) const {
   if (!location) return false;
   op.location = *location;
   op.block = op.memory->kept(board_.self(), *location);
-  if (op.block_bytes <= Rounds::kNoteBytes) op.note = board_.rounds().note(op.unit.id, board_.self()).data();
+  if (op.block_bytes <= Rounds::kNoteBytes)
+    op.note = board_.rounds().note(op.unit.id, board_.self()).data();
   return true;
 }
 
@@ -152,14 +169,16 @@ std::unique_ptr<Entry> PersistentOpFactory::entry_for(PersistentOp& op, const En
   return entry;
 }
 
-// -------------------------------------------------------------------------------------------------------- making and dropping
+// ----------------------------------------------------------------------------- making and dropping
 
-/// Drops operations of names that did not come back, until there is space for one more. Returns false if there are none of them.
+/// Drops operations of names that did not come back, until there is space for one more. Returns
+/// false if there are none of them.
 bool PersistentOpFactory::make_space() {
   while (ops_.size() >= board_.slots()) {
     const auto* stale = ops_.find_if([&](const PersistentOp& other) {
       return !other.place.entry.empty() && !other.in_use.load() &&
-             (!table().knows(other.unit.id) || table().unit(other.unit.id).generation != other.unit.generation);
+             (!table().knows(other.unit.id) ||
+              table().unit(other.unit.id).generation != other.unit.generation);
     });
     if (stale == nullptr) return false;
     drop(UnitKey(*stale));
@@ -187,26 +206,31 @@ void PersistentOpFactory::make(const Entry& entry) noexcept {
     ledger_.bind(placed, op->unit);
     op->place = ledger_.take_out(placed);
     const RouteRow& row = all_routes()[static_cast<std::size_t>(op->route)];
-    log(LogLevel::Debug, "{} '{}', {} bytes, from now on where its caller waits: {}, by {}: {}", name_of(entry.key.kind),
-        display_name(entry.key.name), op->input_bytes, name_of(RouteChoice{op->route, op->is_pulled() ? Access::Lent : Access::None}),
-        row.who, row.why);
+    log(LogLevel::Debug, "{} '{}', {} bytes, from now on where its caller waits: {}, by {}: {}",
+        name_of(entry.key.kind), display_name(entry.key.name), op->input_bytes,
+        name_of(RouteChoice{op->route, op->is_pulled() ? Access::Lent : Access::None}), row.who,
+        row.why);
     ops_.add(entry.key, std::move(op));
   } catch (...) {
-    log(LogLevel::Debug, "no persistent operation for '{}': {}", display_name(entry.key.name), status_of_current_exception().text());
+    log(LogLevel::Debug, "no persistent operation for '{}': {}", display_name(entry.key.name),
+        status_of_current_exception().text());
   }
 }
 
 void PersistentOpFactory::drop(const UnitKey& key) noexcept { static_cast<void>(ops_.remove(key)); }
 
 bool PersistentOpFactory::drop_set(int process_set) noexcept {
-  const auto is_idle = [&](const PersistentOp& op) { return op.set->id == process_set && !op.in_use.load(); };
+  const auto is_idle = [&](const PersistentOp& op) {
+    return op.set->id == process_set && !op.in_use.load();
+  };
   while (const auto* key = ops_.find_if(is_idle)) drop(UnitKey(*key));
   return ops_.find_if([&](const PersistentOp& op) { return op.set->id == process_set; }) == nullptr;
 }
 
 std::size_t PersistentOpFactory::drop_all() {
   const std::size_t count = ops_.size();
-  while (const auto* key = ops_.find_if([](const PersistentOp&) { return true; })) drop(UnitKey(*key));
+  while (const auto* key = ops_.find_if([](const PersistentOp&) { return true; }))
+    drop(UnitKey(*key));
   if (lender_ != nullptr) lender_->trim();
   return count;
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// The persistent operations of a rank (hvd/engine/core/persistent_op.h): made of entries that are worth one, found by name, and dropped.
-/// Under the engine's mutex.
+/// The persistent operations of a rank (hvd/engine/core/persistent_op.h): made of entries that are
+/// worth one, found by name, and dropped. Under the engine's mutex.
 // Tested in tests/hvd/engine/persistent_op_test.cc
 
 #include <memory>
@@ -20,10 +20,12 @@ class PersistentOpFactory {
 
   /// Returns those that there are.
   [[nodiscard]] const PersistentOps& ops() const HVD_REQUIRES(engine_mutex) { return ops_; }
-  /// Makes one of an entry that has ended well and is worth it. Never throws: without one the next is submitted as this was.
+  /// Makes one of an entry that has ended well and is worth it. Never throws: without one the next
+  /// is submitted as this was.
   void make(const Entry& entry) noexcept HVD_REQUIRES(engine_mutex);
   void drop(const UnitKey& key) noexcept HVD_REQUIRES(engine_mutex);
-  /// Drops those of a process set, which has been removed. Returns false while one of them is in use.
+  /// Drops those of a process set, which has been removed. Returns false while one of them is in
+  /// use.
   bool drop_set(int process_set) noexcept HVD_REQUIRES(engine_mutex);
   /// Returns how many there are, and gives back what they keep. None may be in use.
   std::size_t drop_all() HVD_REQUIRES(engine_mutex);
@@ -33,7 +35,8 @@ class PersistentOpFactory {
   [[nodiscard]] std::shared_ptr<PersistentOp> describe(const Entry& entry) const;
   /// Gives it a pinned block, if it is to have one. Returns false if there is no room.
   [[nodiscard]] bool give_block(PersistentOp& op) const;
-  /// Returns the entry that is put into the ledger where the operation goes there. `like`: the one that it is made of.
+  /// Returns the entry that is put into the ledger where the operation goes there. `like`: the one
+  /// that it is made of.
   [[nodiscard]] static std::unique_ptr<Entry> entry_for(PersistentOp& op, const Entry& like);
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }
   [[nodiscard]] bool may_be_direct(const Entry& entry, const ProcessSetInfo& set) const;
@@ -45,7 +48,8 @@ class PersistentOpFactory {
   Ledger& ledger_;
   Board& board_;
   PersistentOps ops_ HVD_GUARDED_BY(engine_mutex);
-  SlotMemory* lender_ HVD_GUARDED_BY(engine_mutex) = nullptr;  ///< of the blocks that are leased for rounds, once there are any
+  SlotMemory* lender_ HVD_GUARDED_BY(engine_mutex) =
+      nullptr;  ///< of the blocks that are leased for rounds, once there are any
 };
 
 }  // namespace hvd

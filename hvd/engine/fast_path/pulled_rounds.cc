@@ -11,14 +11,17 @@ namespace hvd {
 namespace {
 
 using Words = std::array<std::uint64_t, SlotMemory::kMostPullers>;
-static_assert(sizeof(Words) <= Rounds::kNoteBytes && SlotMemory::kMostPullers == limit(Limit::LentRanks));
+static_assert(sizeof(Words) <= Rounds::kNoteBytes &&
+              SlotMemory::kMostPullers == limit(Limit::LentRanks));
 
 constexpr std::uint32_t kNobodyKnows = ~std::uint32_t{0};  // as many readers as never come
 
 }  // namespace
 
 /// Returns whether the others get anything from the rank of the set.
-bool PulledRounds::is_read(const PersistentOp& op, int rank) const { return op.traits.kind != OpKind::Broadcast || op.traits.root == rank; }
+bool PulledRounds::is_read(const PersistentOp& op, int rank) const {
+  return op.traits.kind != OpKind::Broadcast || op.traits.root == rank;
+}
 
 bool PulledRounds::begin(PersistentOp& op) const {
   let_go(op);  // of a result that nobody has fetched
@@ -32,16 +35,20 @@ bool PulledRounds::begin(PersistentOp& op) const {
 }
 
 bool PulledRounds::have_all_begun(const PersistentOp& op) const {
-  return std::ranges::all_of(op.indices, [&](int index) { return op.slots->is_lent(board_.rounds().coming_location(op.unit.id, index)); });
+  return std::ranges::all_of(op.indices, [&](int index) {
+    return op.slots->is_lent(board_.rounds().coming_location(op.unit.id, index));
+  });
 }
 
 void PulledRounds::tell(const PersistentOp& op) const {
   Words words{};
   std::size_t count = 0;
   for (std::size_t i = 0; i < op.indices.size(); ++i)
-    if (is_read(op, op.set->ranks[i])) words[count++] = board_.rounds().coming_location(op.unit.id, op.indices[i]);
+    if (is_read(op, op.set->ranks[i]))
+      words[count++] = board_.rounds().coming_location(op.unit.id, op.indices[i]);
   for (const int index : op.indices)
-    std::memcpy(board_.rounds().note(op.unit.id, index).data(), words.data(), count * sizeof(std::uint64_t));
+    std::memcpy(board_.rounds().note(op.unit.id, index).data(), words.data(),
+                count * sizeof(std::uint64_t));
 }
 
 void PulledRounds::find_sources(PersistentOp& op) const {
@@ -49,7 +56,8 @@ void PulledRounds::find_sources(PersistentOp& op) const {
   std::memcpy(words.data(), board_.rounds().note(op.unit.id, board_.self()).data(), sizeof words);
   std::size_t count = 0;
   for (std::size_t i = 0; i < op.indices.size(); ++i)
-    if (is_read(op, op.set->ranks[i])) op.sources.push_back(op.slots->kept(op.indices[i], words[count++]));
+    if (is_read(op, op.set->ranks[i]))
+      op.sources.push_back(op.slots->kept(op.indices[i], words[count++]));
   op.slots->take_back(op.location, static_cast<std::uint32_t>(op.indices.size()));
   op.is_lent = false;
 }

@@ -9,7 +9,9 @@ Rounds::Company company_of(std::size_t place, std::size_t count) {
   return place == 0 ? Rounds::Company::First : Rounds::Company::Rest;
 }
 
-bool share_batch(const PersistentOp& one, const PersistentOp& other) { return one.set->id == other.set->id && one.memory == other.memory; }
+bool share_batch(const PersistentOp& one, const PersistentOp& other) {
+  return one.set->id == other.set->id && one.memory == other.memory;
+}
 
 RoundWork::RoundWork(const EngineParts& parts, NegotiationLog& log)
     : parts_(parts), board_(*parts.board), log_(log), pulled_(board_, parts.topology.rank) {
@@ -17,25 +19,30 @@ RoundWork::RoundWork(const EngineParts& parts, NegotiationLog& log)
 }
 
 bool RoundWork::is_valid(PersistentOp& op) {
-  if (op.judged_at == board_.log().read_position()) return op.verdict != PersistentOp::Verdict::Invalid;
+  if (op.judged_at == board_.log().read_position())
+    return op.verdict != PersistentOp::Verdict::Invalid;
   op.judged_at = board_.log().read_position();
   op.verdict = PersistentOp::Verdict::Invalid;
   const int set = op.set->id;
-  if (!log_.table().sets().has(set) || !log_.table().sets().joined(set).empty() || log_.table().any_left() ||
-      !log_.table().knows(op.unit.id))
+  if (!log_.table().sets().has(set) || !log_.table().sets().joined(set).empty() ||
+      log_.table().any_left() || !log_.table().knows(op.unit.id))
     return false;
   const Unit& unit = log_.table().unit(op.unit.id);
   if (unit.generation != op.unit.generation) return false;
   // With one signature for all there is nothing to disagree about, and no number of rows to tell.
   if (unit.signatures.of(static_cast<std::size_t>(op.set->rank)) != op.signature) return false;
-  const bool all_same = unit.signatures.all_say({0, static_cast<int>(op.set->ranks.size())}, op.signature);
+  const bool all_same =
+      unit.signatures.all_say({0, static_cast<int>(op.set->ranks.size())}, op.signature);
   op.verdict = all_same ? PersistentOp::Verdict::AllSame : PersistentOp::Verdict::Valid;
   return true;
 }
 
 bool RoundWork::is_possible(PersistentOp& op) {
-  // What another has said since this rank has read, negotiation deals with. From the claim on nobody says anything of the unit.
-  if (!is_valid(op) || op.verdict != PersistentOp::Verdict::AllSame || board_.log().tail() != board_.log().read_position()) return false;
+  // What another has said since this rank has read, negotiation deals with. From the claim on
+  // nobody says anything of the unit.
+  if (!is_valid(op) || op.verdict != PersistentOp::Verdict::AllSame ||
+      board_.log().tail() != board_.log().read_position())
+    return false;
   return find_blocks(op);
 }
 
@@ -46,15 +53,19 @@ bool RoundWork::find_blocks(const PersistentOp& op) {
   for (const int index : op.indices) {
     const std::uint64_t location = board_.rounds().coming_location(unit, index);
     const bool is_own = location == op.location && index == board_.self();
-    std::byte* const block = is_own ? op.block : op.memory != nullptr ? op.memory->kept(index, location) : nullptr;
-    if (op.memory != nullptr ? block == nullptr : location != kNoBlock) return false;  // it is negotiated
+    std::byte* const block = is_own                 ? op.block
+                             : op.memory != nullptr ? op.memory->kept(index, location)
+                                                    : nullptr;
+    // it is negotiated
+    if (op.memory != nullptr ? block == nullptr : location != kNoBlock) return false;
     blocks_.push_back(op.note != nullptr ? board_.rounds().note(unit, index).data() : block);
   }
   return true;
 }
 
 bool RoundWork::claim(const PersistentOp& op) {
-  return board_.rounds().claim(op.unit.id, op.unit.generation, static_cast<std::uint32_t>(op.indices.size()));
+  return board_.rounds().claim(op.unit.id, op.unit.generation,
+                               static_cast<std::uint32_t>(op.indices.size()));
 }
 
 void RoundWork::run(const PersistentOp& op) {
@@ -71,12 +82,14 @@ void RoundWork::end(const PersistentOp& op, Rounds::Company company) {
 }
 
 void RoundWork::copy_result(PersistentOp& op) {
-  // The inline data is not the operation's own: it may belong to the next one before the caller has fetched the result.
+  // The inline data is not the operation's own: it may belong to the next one before the caller has
+  // fetched the result.
   void* const output = op.is_to_fetch ? op.block + op.result_at : op.output;
   const std::byte* const result = (op.note != nullptr ? op.note : op.block) + op.result_at;
   for (const auto& member : op.group)
     if (member.bytes > 0) std::memcpy(member.output, result + member.at, member.bytes);
-  if (op.group.empty() && op.result_bytes > 0 && output != result) std::memcpy(output, result, op.result_bytes);
+  if (op.group.empty() && op.result_bytes > 0 && output != result)
+    std::memcpy(output, result, op.result_bytes);
 }
 
 }  // namespace hvd

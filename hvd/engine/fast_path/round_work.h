@@ -1,6 +1,7 @@
 #pragma once
-/// RoundWork is what one rank does for all in a round of a repeated operation (hvd/engine/core/persistent_op.h) that all of them have
-/// arrived in: sees whether it may, finds their blocks, does the operation in them, and tells them that it is done. Under the engine's
+/// RoundWork is what one rank does for all in a round of a repeated operation
+/// (hvd/engine/core/persistent_op.h) that all of them have arrived in: sees whether it may, finds
+/// their blocks, does the operation in them, and tells them that it is done. Under the engine's
 /// mutex.
 // Tested in tests/hvd/engine/fast_path_test.cc
 
@@ -20,21 +21,26 @@ namespace hvd {
 /// Returns how the round at `place` among so many ended, which were ended together.
 [[nodiscard]] Rounds::Company company_of(std::size_t place, std::size_t count);
 
-/// Returns whether rounds of the two count as one batch where they end together: on all ranks, or the ranks would count differently.
+/// Returns whether rounds of the two count as one batch where they end together: on all ranks, or
+/// the ranks would count differently.
 [[nodiscard]] bool share_batch(const PersistentOp& one, const PersistentOp& other);
 
 class RoundWork {
  public:
   RoundWork(const EngineParts& parts, NegotiationLog& log);
 
-  /// Returns whether the ranks' table still knows the operation as it was made: looks it up, if there is anything new.
+  /// Returns whether the ranks' table still knows the operation as it was made: looks it up, if
+  /// there is anything new.
   bool is_valid(PersistentOp& op) HVD_REQUIRES(engine_mutex);
-  /// Returns whether all ranks of this domain have arrived by the fast path, and nothing has been said meanwhile that speaks against it:
-  /// then their blocks are `blocks`. Requires that all but this rank have arrived.
+  /// Returns whether all ranks of this domain have arrived by the fast path, and nothing has been
+  /// said meanwhile that speaks against it: then their blocks are `blocks`. Requires that all but
+  /// this rank have arrived.
   bool is_possible(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   /// Finds the blocks whatever has been said meanwhile. Returns false where one is missing.
   bool find_blocks(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
-  [[nodiscard]] std::span<std::byte* const> blocks() const HVD_REQUIRES(engine_mutex) { return blocks_; }
+  [[nodiscard]] std::span<std::byte* const> blocks() const HVD_REQUIRES(engine_mutex) {
+    return blocks_;
+  }
   /// Claims the round. Returns false if another rank has.
   bool claim(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
   /// Does the operation in the blocks that were found. Requires the claim.

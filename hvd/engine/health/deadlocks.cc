@@ -24,7 +24,8 @@ void Deadlocks::look() {
     if (board_.rounds().blocked(index) == 0) continue;
     if (count++ == 0) first = index;
   }
-  // Between the domain's own ranks the first that is blocked speaks for all, to the other domains the leader.
+  // Between the domain's own ranks the first that is blocked speaks for all, to the other domains
+  // the leader.
   if (first == board_.self() && count > 1) end_here();
   if (leader_ == nullptr) return;
   std::vector<BlockedRank> report;
@@ -32,21 +33,28 @@ void Deadlocks::look() {
     Transaction log(log_, 0);
     report = blocked_here();
   }
-  const auto waits_elsewhere = [&](const UnitKey& key) { return table().sets().scope_of(key.process_set) == Scope::World; };
+  const auto waits_elsewhere = [&](const UnitKey& key) {
+    return table().sets().scope_of(key.process_set) == Scope::World;
+  };
   // Of what ends within the domain the root does not hear.
-  std::erase_if(report, [&](const BlockedRank& rank) { return !std::all_of(rank.waits.begin(), rank.waits.end(), waits_elsewhere); });
-  for (auto& rank : report) std::erase_if(rank.submitted, [&](const UnitKey& key) { return !waits_elsewhere(key); });
+  std::erase_if(report, [&](const BlockedRank& rank) {
+    return !std::all_of(rank.waits.begin(), rank.waits.end(), waits_elsewhere);
+  });
+  for (auto& rank : report)
+    std::erase_if(rank.submitted, [&](const UnitKey& key) { return !waits_elsewhere(key); });
   leader_->tell_blocked(std::move(report));
 }
 
 /// Returns false if its end waits for no submission.
 bool Deadlocks::add_waited_for(const Entry& entry) {
   if (entry.state != EntryState::Waiting || !entry.announced) return false;
-  if (std::find(units_.begin(), units_.end(), entry.unit) == units_.end()) units_.push_back(entry.unit);
+  if (std::find(units_.begin(), units_.end(), entry.unit) == units_.end())
+    units_.push_back(entry.unit);
   return true;
 }
 
-/// None if one of the threads, or a function that is to be called at the end of an operation, waits for something else.
+/// None if one of the threads, or a function that is to be called at the end of an operation, waits
+/// for something else.
 void Deadlocks::find_waited_for() {
   units_.clear();
   for (const auto& of_thread : waiting_) {
@@ -79,7 +87,8 @@ void Deadlocks::tell_of_this_rank() {
   board_.rounds().set_blocked(static_cast<std::uint32_t>(units_.size()));
 }
 
-/// A rank has said how many units its threads wait for. It is blocked as long as it is stuck in so many: whoever is released is not.
+/// A rank has said how many units its threads wait for. It is blocked as long as it is stuck in so
+/// many: whoever is released is not.
 std::vector<BlockedRank> Deadlocks::blocked_here() const {
   std::vector<BlockedRank> all;
   const auto& domain = parts_.topology.domain_ranks;
@@ -88,10 +97,12 @@ std::vector<BlockedRank> Deadlocks::blocked_here() const {
     if (waits == 0) continue;
     BlockedRank rank{domain[static_cast<std::size_t>(index)], {}, {}};
     table().for_each_unit([&](const Unit& unit) {
-      if (!std::ranges::binary_search(table().sets().info(unit.key.process_set).ranks, rank.rank)) return;
+      if (!std::ranges::binary_search(table().sets().info(unit.key.process_set).ranks, rank.rank))
+        return;
       const bool said = unit.scope == Scope::World && unit.undecided;
       if (said || board_.rounds().has_arrived(unit.id, index)) rank.submitted.insert(unit.key);
-      if (board_.rounds().is_stuck(unit.id, index, said) && !unit.queued && !board_.rounds().is_promised(unit.id))
+      if (board_.rounds().is_stuck(unit.id, index, said) && !unit.queued &&
+          !board_.rounds().is_promised(unit.id))
         rank.waits.push_back(unit.key);
     });
     std::ranges::sort(rank.waits);
@@ -102,14 +113,18 @@ std::vector<BlockedRank> Deadlocks::blocked_here() const {
 
 void Deadlocks::end_here() {
   Transaction log(log_, kMostEnded * kRecordBytes);
-  const auto found = find_deadlock(blocked_here(), [&](int process_set) { return table().sets().ranks_unless_removed(process_set); });
+  const auto found = find_deadlock(blocked_here(), [&](int process_set) {
+    return table().sets().ranks_unless_removed(process_set);
+  });
   const std::string who = found.empty() ? "" : found.front().text;
   if (std::exchange(found_, who) != who) return;
   for (const auto& [key, missing, text] : found) {
     if (table().sets().scope_of(key.process_set) == Scope::World) continue;  // the root's to end
     const Unit* const unit = table().find(key);
     // Who has not read the last cut still needs the slots' words: at the next search.
-    if (unit == nullptr || unit->queued || unit->cut_at > board_.log().slowest_reader() || board_.rounds().is_promised(unit->id)) continue;
+    if (unit == nullptr || unit->queued || unit->cut_at > board_.log().slowest_reader() ||
+        board_.rounds().is_promised(unit->id))
+      continue;
     const Bytes record = Negotiator::refusal(unit->id, missing, text);
     if (!log.fits(record.size())) return;
     board_.rounds().void_slot(unit->id, unit->slots);

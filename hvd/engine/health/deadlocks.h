@@ -1,8 +1,10 @@
 #pragma once
-/// Ends operations that can never end, as the ranks wait for one another, each for one that the other does not submit: a rank has left out
-/// a batch after an error that it has caught, or has made one wrapper more. Each rank says on the board that it is blocked; what ranks of
-/// one domain lack of each other, any of them finds there; between domains the leaders tell the root (hvd/negotiation/table/deadlock.h).
-/// Who waits then gets a Mismatch that says which rank waits for what, and the world goes on. Under the engine's mutex.
+/// Ends operations that can never end, as the ranks wait for one another, each for one that the
+/// other does not submit: a rank has left out a batch after an error that it has caught, or has
+/// made one wrapper more. Each rank says on the board that it is blocked; what ranks of one domain
+/// lack of each other, any of them finds there; between domains the leaders tell the root
+/// (hvd/negotiation/table/deadlock.h). Who waits then gets a Mismatch that says which rank waits
+/// for what, and the world goes on. Under the engine's mutex.
 
 #include <string>
 #include <vector>
@@ -20,11 +22,13 @@ namespace hvd {
 
 class Deadlocks {
  public:
-  /// A rank counts as blocked when it has waited for the same all this time: for threads of it that have not used the library yet.
+  /// A rank counts as blocked when it has waited for the same all this time: for threads of it that
+  /// have not used the library yet.
   static constexpr std::chrono::seconds kGrace{2};
 
-  Deadlocks(const EngineParts& parts, NegotiationLog& log, Ledger& ledger, const SubmissionQueue& queue, CallerThreads& callers,
-            LeaderTask* leader, const Continuations& continuations)
+  Deadlocks(const EngineParts& parts, NegotiationLog& log, Ledger& ledger,
+            const SubmissionQueue& queue, CallerThreads& callers, LeaderTask* leader,
+            const Continuations& continuations)
       : parts_(parts),
         log_(log),
         ledger_(ledger),
@@ -46,7 +50,8 @@ class Deadlocks {
   void tell_of_this_rank() HVD_REQUIRES(engine_mutex);
   void find_waited_for() HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool add_waited_for(const Entry& entry) HVD_REQUIRES(engine_mutex);
-  [[nodiscard]] std::vector<BlockedRank> blocked_here() const HVD_REQUIRES(engine_mutex, board_lock);
+  [[nodiscard]] std::vector<BlockedRank> blocked_here() const
+      HVD_REQUIRES(engine_mutex, board_lock);
   void end_here() HVD_REQUIRES(engine_mutex);
 
   const EngineParts& parts_;
@@ -59,10 +64,12 @@ class Deadlocks {
   Board& board_;
   std::vector<CallerThreads::Waiting> waiting_ HVD_GUARDED_BY(engine_mutex);  ///< at this look
   std::vector<CallerThreads::Waiting> seen_ HVD_GUARDED_BY(engine_mutex);     ///< at the last look
-  std::vector<UnitRef> units_ HVD_GUARDED_BY(engine_mutex);                   ///< those that are waited for, each once
-  Clock::time_point since_ HVD_GUARDED_BY(engine_mutex);                      ///< when that was seen first
+  std::vector<UnitRef> units_
+      HVD_GUARDED_BY(engine_mutex);                       ///< those that are waited for, each once
+  Clock::time_point since_ HVD_GUARDED_BY(engine_mutex);  ///< when that was seen first
   Clock::time_point next_search_ HVD_GUARDED_BY(engine_mutex);
-  std::string found_ HVD_GUARDED_BY(engine_mutex);  ///< by the last search: who waits for what; the next one may find more ranks
+  std::string found_ HVD_GUARDED_BY(
+      engine_mutex);  ///< by the last search: who waits for what; the next one may find more ranks
 };
 
 }  // namespace hvd

@@ -16,17 +16,19 @@ namespace {
 
 constexpr auto kLookInterval = 100ms;  // how often the living are counted
 constexpr auto kConflictTime = 1s;
-constexpr std::chrono::seconds kSilence = 10s;  // of a host; its leader sends something every second
-constexpr auto kGraceForCulprits = 2s;          // whoever can name them has the first word
-constexpr auto kLateInterval = 20ms;            // how often it is looked whether the leaders have
-constexpr int kLooks = 10;                      // at a rank, before it is taken to live
+// of a host; its leader sends something every second
+constexpr std::chrono::seconds kSilence = 10s;
+constexpr auto kGraceForCulprits = 2s;  // whoever can name them has the first word
+constexpr auto kLateInterval = 20ms;    // how often it is looked whether the leaders have
+constexpr int kLooks = 10;              // at a rank, before it is taken to live
 
 /// " (fc.weight and 3 more)", of a group whose members have names.
 std::string describe_members(const Submission& submission) {
   const auto& members = submission.tensors;
   if (members.empty() || members.front().name.empty()) return "";
-  return members.size() == 1 ? formatted(" ({})", members.front().name)
-                             : formatted(" ({} and {} more)", members.front().name, members.size() - 1);
+  return members.size() == 1
+             ? formatted(" ({})", members.front().name)
+             : formatted(" ({} and {} more)", members.front().name, members.size() - 1);
 }
 
 }  // namespace
@@ -52,16 +54,19 @@ void Health::look(const Turn& /*turn*/) noexcept {
 }
 
 void Health::look_for_conflicts() {
-  // Different operations under one name are separate submissions, which may legally come in any order. They are taken for a
-  // disagreement only when all ranks of the set have waited under the name for a while, and no operation has them all. Every rank of the
-  // set waits then, so each looks at the names that it waits under itself.
+  // Different operations under one name are separate submissions, which may legally come in any
+  // order. They are taken for a disagreement only when all ranks of the set have waited under the
+  // name for a while, and no operation has them all. Every rank of the set waits then, so each
+  // looks at the names that it waits under itself.
   const auto now = Clock::now();
   std::set<std::pair<int, std::string>> names;
   ledger_.for_each([&](const Entry& entry) {
-    if (entry.state != EntryState::Waiting || !entry.announced || now - entry.since < kConflictTime) return;
+    if (entry.state != EntryState::Waiting || !entry.announced || now - entry.since < kConflictTime)
+      return;
     if (!entry.pending->waited_for.load(std::memory_order_relaxed)) return;
     parts_.board->rounds().set_stuck(entry.unit.id);
-    if (table().is_ambiguous(entry.key.process_set, entry.key.name)) names.insert({entry.key.process_set, entry.key.name});
+    if (table().is_ambiguous(entry.key.process_set, entry.key.name))
+      names.insert({entry.key.process_set, entry.key.name});
   });
   for (const auto& [set, name] : names)
     if (table().sets().scope_of(set) == Scope::Domain) controller_.end_conflict_here(set, name);
@@ -71,7 +76,8 @@ void Health::look_for_conflicts() {
   const auto ambiguous = table().ambiguous_names();  // a copy: what is ended below is forgotten
   for (const auto& [set, name] : ambiguous) {
     if (table().sets().scope_of(set) != Scope::World) continue;
-    if (const auto stuck_ranks = controller_.stuck_here(set, name); !stuck_ranks.empty()) leader_->tell_stuck(set, name, stuck_ranks);
+    if (const auto stuck_ranks = controller_.stuck_here(set, name); !stuck_ranks.empty())
+      leader_->tell_stuck(set, name, stuck_ranks);
   }
 }
 
@@ -81,9 +87,11 @@ std::string Health::describe_others(const Entry& entry) const {
   for (const Unit* other : table().units_of(entry.key.process_set, entry.key.name)) {
     std::vector<int> there;
     for (std::size_t i = 0; other->id != entry.unit.id && i < domain.size(); ++i)
-      if (parts_.board->rounds().has_arrived(other->id, static_cast<int>(i))) there.push_back(domain[i]);
+      if (parts_.board->rounds().has_arrived(other->id, static_cast<int>(i)))
+        there.push_back(domain[i]);
     if (!there.empty())
-      text += formatted("{}rank{} {} wait{} for {} of that name", text.empty() ? "" : "; ", there.size() == 1 ? "" : "s", rank_list(there),
+      text += formatted("{}rank{} {} wait{} for {} of that name", text.empty() ? "" : "; ",
+                        there.size() == 1 ? "" : "s", rank_list(there),
                         there.size() == 1 ? "s" : "", name_of(other->key.kind));
   }
   return text;
@@ -97,15 +105,19 @@ std::string Health::describe_missing(const Entry& entry) const {
   for (std::size_t i = 0; i < domain.size(); ++i)
     if (std::binary_search(set.ranks.begin(), set.ranks.end(), domain[i]) &&
         !parts_.board->rounds().has_arrived_too(entry.unit.id, static_cast<int>(i)) &&
-        (entry.key.kind == OpKind::Join || !std::binary_search(joined.begin(), joined.end(), domain[i])))
+        (entry.key.kind == OpKind::Join ||
+         !std::binary_search(joined.begin(), joined.end(), domain[i])))
       missing.push_back(domain[i]);
   std::string text;
   if (!missing.empty()) {
-    text = formatted("rank{} {} {} not submitted it", missing.size() == 1 ? "" : "s", rank_list(missing),
-                     missing.size() == 1 ? "has" : "have");
-  } else if (const int claimant = parts_.board->rounds().claimant(entry.unit.id); claimant != Board::kNobody) {
-    text = formatted("rank {} came last and does not end it: {}", domain[static_cast<std::size_t>(claimant)], kIsStopped);
-  } else if (const auto awaited = leader_ != nullptr ? leader_->awaited(entry.key) : missing; awaited.size() == 1) {
+    text = formatted("rank{} {} {} not submitted it", missing.size() == 1 ? "" : "s",
+                     rank_list(missing), missing.size() == 1 ? "has" : "have");
+  } else if (const int claimant = parts_.board->rounds().claimant(entry.unit.id);
+             claimant != Board::kNobody) {
+    text = formatted("rank {} came last and does not end it: {}",
+                     domain[static_cast<std::size_t>(claimant)], kIsStopped);
+  } else if (const auto awaited = leader_ != nullptr ? leader_->awaited(entry.key) : missing;
+             awaited.size() == 1) {
     text = formatted("rank {}, on another host, has not submitted it", awaited.front());
   } else if (!awaited.empty()) {
     text = formatted("some of ranks {}, on other hosts, have not submitted it", rank_list(awaited));
@@ -117,41 +129,48 @@ std::string Health::describe_missing(const Entry& entry) const {
 
 void Health::report_stalls() {
   const auto now = Clock::now();
-  ledger_.for_each([&](Entry& entry) HVD_REQUIRES(engine_mutex) { report_stall(entry, now, false); });
+  ledger_.for_each([&](Entry& entry)
+                       HVD_REQUIRES(engine_mutex) { report_stall(entry, now, false); });
   queue_.for_each([&](Entry& entry) HVD_REQUIRES(engine_mutex) { report_stall(entry, now, true); });
 }
 
 void Health::report_late_messages() {
   const Config& config = parts_.config;
   const auto now = Clock::now();
-  messages_.for_each_awaited([&](const std::string& what, Clock::time_point since, Clock::time_point& reported) {
-    const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - since);
-    const std::string text = formatted("{} has waited {} s", what, waited.count());
-    if (config.stall_shutdown_time > 0s && waited >= config.stall_shutdown_time)
-      return parts_.board->set_failure({Status::Code::StallTimeout, text});
-    if (config.stall_check_disable || now - reported < config.stall_check_time) return;
-    reported = now;
-    log(LogLevel::Warning, "{}", text);
-  });
+  messages_.for_each_awaited(
+      [&](const std::string& what, Clock::time_point since, Clock::time_point& reported) {
+        const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - since);
+        const std::string text = formatted("{} has waited {} s", what, waited.count());
+        if (config.stall_shutdown_time > 0s && waited >= config.stall_shutdown_time)
+          return parts_.board->set_failure({Status::Code::StallTimeout, text});
+        if (config.stall_check_disable || now - reported < config.stall_check_time) return;
+        reported = now;
+        log(LogLevel::Warning, "{}", text);
+      });
 }
 
 std::string Health::describe_silence(const Heartbeat::Silence& silence) const {
   std::vector<int> ranks;
   for (int rank = 0; rank < parts_.topology.size; ++rank)
-    if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == silence.domain) ranks.push_back(rank);
-  return formatted("nothing has come from rank{} {} for {} s: their host may be frozen, without power or cut off",
-                   ranks.size() == 1 ? "" : "s", rank_list(ranks), silence.lasted.count());
+    if (parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)] == silence.domain)
+      ranks.push_back(rank);
+  return formatted(
+      "nothing has come from rank{} {} for {} s: their host may be frozen, without power or cut "
+      "off",
+      ranks.size() == 1 ? "" : "s", rank_list(ranks), silence.lasted.count());
 }
 
 void Health::report_silence() {
   const Config& config = parts_.config;
-  const auto limit = std::clamp<std::chrono::seconds>(config.stall_check_time, Heartbeat::kMissed, kSilence);
+  const auto limit =
+      std::clamp<std::chrono::seconds>(config.stall_check_time, Heartbeat::kMissed, kSilence);
   const auto now = Clock::now();
   for (const auto& silence : leader_->silences(Heartbeat::kMissed)) {
     const std::string text = describe_silence(silence);
     if (config.host_timeout > 0s && silence.lasted >= config.host_timeout)
       return parts_.board->set_failure(
-          {Status::Code::RankFailed, formatted("{} (HVD_HOST_TIMEOUT_SECONDS={})", text, config.host_timeout.count())});
+          {Status::Code::RankFailed,
+           formatted("{} (HVD_HOST_TIMEOUT_SECONDS={})", text, config.host_timeout.count())});
     if (config.stall_check_disable || silence.lasted < limit) continue;
     if (config.stall_shutdown_time > 0s && silence.lasted >= config.stall_shutdown_time)
       return parts_.board->set_failure({Status::Code::StallTimeout, text});
@@ -168,7 +187,9 @@ Health::Culprits Health::find_culprits(const Entry& entry, bool waits_for_name) 
   if (waits_for_name) {
     found.text = "an earlier submission under its name is still in flight";
   } else if (entry.state != EntryState::Waiting) {
-    found.text = "all ranks have submitted it, but its batch does not end: a rank or a connection may be frozen or very slow";
+    found.text =
+        "all ranks have submitted it, but its batch does not end: a rank or a connection may be "
+        "frozen or very slow";
     found.known = leader_ != nullptr || is_here;  // leaders may know of a silent host
   } else if (!entry.announced) {
     found.text = "there is no room for its name in the ranks' tables: a rank may be frozen";
@@ -176,15 +197,18 @@ Health::Culprits Health::find_culprits(const Entry& entry, bool waits_for_name) 
     found.text = describe_missing(entry);
     found.known = !found.text.empty() || is_here;
     if (found.text.empty())
-      found.text = is_here ? "all its ranks have submitted it, but none says so: the last of them may be frozen"
-                           : "ranks on other hosts have not submitted it";
+      found.text =
+          is_here
+              ? "all its ranks have submitted it, but none says so: the last of them may be frozen"
+              : "ranks on other hosts have not submitted it";
   }
   if (leader_ != nullptr && !parts_.config.stall_check_disable)
-    for (const auto& silence : leader_->silences(Heartbeat::kMissed)) found.text += "; " + describe_silence(silence);
+    for (const auto& silence : leader_->silences(Heartbeat::kMissed))
+      found.text += "; " + describe_silence(silence);
   return found;
 }
 
-// ----------------------------------------------------------------------------------------------------------------- deadlines
+// --------------------------------------------------------------------------------------- deadlines
 
 /// Returns whether no other deadline is before.
 bool Health::is_next(Clock::time_point deadline) {
@@ -205,11 +229,13 @@ void Health::expect(Clock::time_point deadline) {
 void Health::look_for_late() {
   tell_of_late();
   if (next_deadline() == Entry::kNever) return;
-  next_deadline_.store(Entry::kNever.time_since_epoch().count());  // before the look: what is expected meanwhile is admitted before
+  // before the look: what is expected meanwhile is admitted before
+  next_deadline_.store(Entry::kNever.time_since_epoch().count());
   const auto now = Clock::now();
   auto next = Entry::kNever;
   const auto look = [&](Entry& entry, bool waits_for_name) HVD_REQUIRES(engine_mutex) {
-    if (entry.deadline != Entry::kNever) next = std::min(next, end_if_late(entry, now, waits_for_name));
+    if (entry.deadline != Entry::kNever)
+      next = std::min(next, end_if_late(entry, now, waits_for_name));
   };
   ledger_.for_each([&](Entry& entry) HVD_REQUIRES(engine_mutex) { look(entry, false); });
   queue_.for_each([&](Entry& entry) HVD_REQUIRES(engine_mutex) { look(entry, true); });
@@ -220,16 +246,19 @@ void Health::look_for_late() {
 Clock::time_point Health::end_if_late(Entry& entry, Clock::time_point now, bool waits_for_name) {
   if (now < entry.deadline) return entry.deadline;
   if (parts_.board->failed()) return Entry::kNever;
-  const bool may_be_known_elsewhere = entry.state == EntryState::Waiting && entry.announced && !waits_for_name &&
-                                      log_.table().sets().scope_of(entry.key.process_set) == Scope::World;
+  const bool may_be_known_elsewhere =
+      entry.state == EntryState::Waiting && entry.announced && !waits_for_name &&
+      log_.table().sets().scope_of(entry.key.process_set) == Scope::World;
   const auto time = entry.submission.deadline;
   if (may_be_known_elsewhere && now < entry.deadline + kGraceForCulprits) {
     parts_.board->rounds().set_late(entry.unit, time);
     parts_.board->bells().ring_worker(0);  // the leader's
     return now + kLateInterval;
   }
-  const std::string what = late_text(entry.key, parts_.topology.rank, time, describe_members(entry.submission));
-  parts_.board->set_failure({Status::Code::StallTimeout, what + find_culprits(entry, waits_for_name).text});
+  const std::string what =
+      late_text(entry.key, parts_.topology.rank, time, describe_members(entry.submission));
+  parts_.board->set_failure(
+      {Status::Code::StallTimeout, what + find_culprits(entry, waits_for_name).text});
   return Entry::kNever;
 }
 
@@ -240,27 +269,34 @@ void Health::tell_of_late() {
     const auto late = parts_.board->rounds().late(index);
     if (!late || !table().knows(late->unit.id)) continue;
     const Unit& unit = table().unit(late->unit.id);
-    if (unit.generation != late->unit.generation || unit.queued || !parts_.board->rounds().is_open(unit.id, index, unit.undecided))
+    if (unit.generation != late->unit.generation || unit.queued ||
+        !parts_.board->rounds().is_open(unit.id, index, unit.undecided))
       continue;
-    leader_->tell_late({unit.key, parts_.topology.domain_ranks[static_cast<std::size_t>(index)], late->deadline, {}, {}});
+    leader_->tell_late({unit.key,
+                        parts_.topology.domain_ranks[static_cast<std::size_t>(index)],
+                        late->deadline,
+                        {},
+                        {}});
   }
 }
 
-// -------------------------------------------------------------------------------------------------------------------- stalls
+// ------------------------------------------------------------------------------------------ stalls
 
 void Health::report_stall(Entry& entry, Clock::time_point now, bool waits_for_name) {
   const Config& config = parts_.config;
   if (parts_.board->failed()) return;
   const auto since = entry.state == EntryState::Waiting ? entry.since : entry.agreed_at;
   const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - since);
-  const bool due = !config.stall_check_disable && now - std::max(since, entry.reported) >= config.stall_check_time;
+  const bool due = !config.stall_check_disable &&
+                   now - std::max(since, entry.reported) >= config.stall_check_time;
   bool over = config.stall_shutdown_time > 0s && waited >= config.stall_shutdown_time;
   if (!over && !due) return;
   const auto [culprits, known] = find_culprits(entry, waits_for_name);
   over = over && (known || waited >= config.stall_shutdown_time + kGraceForCulprits);
   if (!over && !due) return;
   entry.reported = now;
-  const std::string text = formatted("{} '{}'{} has waited {} s: {}", name_of(entry.key.kind), display_name(entry.key.name),
+  const std::string text = formatted("{} '{}'{} has waited {} s: {}", name_of(entry.key.kind),
+                                     display_name(entry.key.name),
                                      describe_members(entry.submission), waited.count(), culprits);
   if (over) {
     parts_.board->set_failure({Status::Code::StallTimeout, text});
@@ -279,7 +315,8 @@ void FailureMessenger::tell(const Turn& turn, const Status& status) noexcept {
   // The leader speaks for its domain; where it is dead, the first of those that live.
   for (int rank = 0; rank < parts_.board->self(); ++rank) {
     bool dead = parts_.board->is_dead(rank);
-    for (int look = 0; look < kLooks && !dead; ++look) {  // one that another rank looks at just now seems to live
+    // one that another rank looks at just now seems to live
+    for (int look = 0; look < kLooks && !dead; ++look) {
       std::this_thread::sleep_for(100us);
       dead = parts_.board->is_dead(rank);
     }
@@ -290,7 +327,8 @@ void FailureMessenger::tell(const Turn& turn, const Status& status) noexcept {
     for (int domain = 0; domain < parts_.topology.domains; ++domain)
       if (domain != parts_.topology.domain) parts_.alarm->send(domain, message);
   } catch (...) {
-    log(LogLevel::Warning, "the other hosts could not be told of the failure: {}", status_of_current_exception().text());
+    log(LogLevel::Warning, "the other hosts could not be told of the failure: {}",
+        status_of_current_exception().text());
   }
 }
 
@@ -300,7 +338,8 @@ void FailureMessenger::drain(const Turn& turn) noexcept {
     leader_->drain(turn);
   } else if (parts_.alarm) {
     try {
-      while (parts_.alarm->receive()) continue;  // lets the wire send; nobody writes to a rank that leads nothing
+      // lets the wire send; nobody writes to a rank that leads nothing
+      while (parts_.alarm->receive()) continue;
     } catch (...) {
       log(LogLevel::Debug, "after the failure: {}", status_of_current_exception().text());
     }

@@ -1,7 +1,8 @@
 #pragma once
-/// Looks now and then for what would keep a world waiting for ever: ranks that have died, operations that wait too long, different
-/// operations under one name, and ranks that wait for one another. The thread that has the turn calls it; what it finds ends the world or
-/// is logged. A FailureMessenger then tells the other domains. Never throws.
+/// Looks now and then for what would keep a world waiting for ever: ranks that have died,
+/// operations that wait too long, different operations under one name, and ranks that wait for one
+/// another. The thread that has the turn calls it; what it finds ends the world or is logged. A
+/// FailureMessenger then tells the other domains. Never throws.
 // Tested in tests/hvd/engine/failure_messenger_test.cc, tests/hvd/engine/engine_test.cc
 
 #include <atomic>
@@ -22,8 +23,9 @@ namespace hvd {
 
 class Health {
  public:
-  Health(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger, SubmissionQueue& queue,
-         CallerThreads& callers, LeaderTask* leader, PeerMessages& messages, EngineMutex& mutex)
+  Health(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger,
+         SubmissionQueue& queue, CallerThreads& callers, LeaderTask* leader, PeerMessages& messages,
+         EngineMutex& mutex)
       : parts_(parts),
         log_(log),
         controller_(controller),
@@ -37,10 +39,13 @@ class Health {
   /// Looks, if it is time.
   void look(const Turn& turn) noexcept HVD_EXCLUDES(engine_mutex);
 
-  /// An entry is to end by then: whoever sleeps until there is something to look for sleeps no longer than that. Any thread.
+  /// An entry is to end by then: whoever sleeps until there is something to look for sleeps no
+  /// longer than that. Any thread.
   void expect(Clock::time_point deadline);
   /// Returns when the next is to; Entry::kNever: none.
-  [[nodiscard]] Clock::time_point next_deadline() const { return Clock::time_point(Clock::duration(next_deadline_.load())); }
+  [[nodiscard]] Clock::time_point next_deadline() const {
+    return Clock::time_point(Clock::duration(next_deadline_.load()));
+  }
 
  private:
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }
@@ -51,16 +56,19 @@ class Health {
   void report_silence() HVD_REQUIRES(engine_mutex);
   /// Returns which ranks' host has said nothing for how long.
   [[nodiscard]] std::string describe_silence(const Heartbeat::Silence& silence) const;
-  void report_stall(Entry& entry, Clock::time_point now, bool waits_for_name) HVD_REQUIRES(engine_mutex);
+  void report_stall(Entry& entry, Clock::time_point now, bool waits_for_name)
+      HVD_REQUIRES(engine_mutex);
   void look_for_late() HVD_REQUIRES(engine_mutex);
   void tell_of_late() HVD_REQUIRES(engine_mutex);
-  [[nodiscard]] Clock::time_point end_if_late(Entry& entry, Clock::time_point now, bool waits_for_name) HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] Clock::time_point end_if_late(Entry& entry, Clock::time_point now,
+                                              bool waits_for_name) HVD_REQUIRES(engine_mutex);
   /// Who keeps an entry waiting, in words, and whether that is all that anybody can know.
   struct Culprits {
     std::string text;
     bool known = true;
   };
-  [[nodiscard]] Culprits find_culprits(const Entry& entry, bool waits_for_name) const HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] Culprits find_culprits(const Entry& entry, bool waits_for_name) const
+      HVD_REQUIRES(engine_mutex);
   /// Returns who keeps the entry waiting, as far as this rank can know; empty if it cannot.
   [[nodiscard]] std::string describe_missing(const Entry& entry) const HVD_REQUIRES(engine_mutex);
   [[nodiscard]] std::string describe_others(const Entry& entry) const HVD_REQUIRES(engine_mutex);
@@ -80,12 +88,14 @@ class Health {
   std::uint64_t seen_stuck_marks_ HVD_GUARDED_BY(engine_mutex) = 0;
 };
 
-/// Tells the other domains that the world has failed, which they cannot see by themselves. A domain's leader speaks for it; where that is
-/// dead, the first of its ranks that live. By the thread that has the turn. Never throws.
+/// Tells the other domains that the world has failed, which they cannot see by themselves. A
+/// domain's leader speaks for it; where that is dead, the first of its ranks that live. By the
+/// thread that has the turn. Never throws.
 class FailureMessenger {
  public:
   /// `leader`: null where this rank leads no domain.
-  FailureMessenger(const EngineParts& parts, LeaderTask* leader, EngineMutex& mutex) : parts_(parts), leader_(leader), mutex_(mutex) {}
+  FailureMessenger(const EngineParts& parts, LeaderTask* leader, EngineMutex& mutex)
+      : parts_(parts), leader_(leader), mutex_(mutex) {}
 
   /// Tells the others, if this rank speaks for its domain.
   void tell(const Turn& turn, const Status& status) noexcept HVD_EXCLUDES(engine_mutex);

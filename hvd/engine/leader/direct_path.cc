@@ -24,7 +24,9 @@ bool DirectLane::look() {
   if (!message) return false;
   if (DirectRounds::is_direct(*message)) {
     const int from = message->from;
-    DirectRounds::split(std::move(*message), [&](DirectRounds::Part one) { direct_.push_back({from, std::move(one)}); });
+    DirectRounds::split(std::move(*message), [&](DirectRounds::Part one) {
+      direct_.push_back({from, std::move(one)});
+    });
   } else {
     others_.push_back(std::move(*message));
   }
@@ -37,7 +39,8 @@ std::optional<Message> DirectLane::receive() {
   return take(others_);
 }
 
-DirectPath::DirectPath(const EngineParts& parts, NegotiationLog& log, FastPath& fast_path, Transport& wire)
+DirectPath::DirectPath(const EngineParts& parts, NegotiationLog& log, FastPath& fast_path,
+                       Transport& wire)
     : parts_(parts),
       log_(log),
       fast_path_(fast_path),
@@ -70,7 +73,8 @@ bool DirectPath::look(LeaderTree& tree) {
   return any && drive(tree);
 }
 
-/// Returns the operation in flight that the leaders call so; null if there is none any more. They are mostly looked for in their order.
+/// Returns the operation in flight that the leaders call so; null if there is none any more. They
+/// are mostly looked for in their order.
 PersistentOp* DirectPath::find(std::uint32_t number, const UnitKey& key) {
   const auto& ops = fast_path_.direct_ops();
   for (std::size_t looks = 0; looks < ops.size(); ++looks) {
@@ -88,9 +92,12 @@ bool DirectPath::act_on_messages(LeaderTree& tree) {
     const auto number = DirectRounds::number_of(message->message);
     const UnitKey* const key = tree.key_of(number);
     const bool cannot_come =
-        key != nullptr && table().sets().has(key->process_set) && (!table().sets().joined(key->process_set).empty() || table().any_left());
+        key != nullptr && table().sets().has(key->process_set) &&
+        (!table().sets().joined(key->process_set).empty() || table().any_left());
     std::uint32_t fallen_back = 0;
-    if (rounds_.receive(message->from, std::move(message->message), key != nullptr, cannot_come, fallen_back)) fall_back(number, *key);
+    if (rounds_.receive(message->from, std::move(message->message), key != nullptr, cannot_come,
+                        fallen_back))
+      fall_back(number, *key);
   }
   return any;
 }
@@ -108,7 +115,8 @@ void DirectPath::fall_back(std::uint32_t number, const UnitKey& key) {
 
 /// Returns whether all ranks of this domain have arrived, and nothing has been said of it yet.
 bool DirectPath::is_to_begin(const PersistentOp& op) const {
-  if (board_.rounds().is_promised(op.unit.id) || board_.rounds().arrivals(op.unit.id) != op.indices.size() || !table().knows(op.unit.id))
+  if (board_.rounds().is_promised(op.unit.id) ||
+      board_.rounds().arrivals(op.unit.id) != op.indices.size() || !table().knows(op.unit.id))
     return false;
   const Unit& unit = table().unit(op.unit.id);
   return unit.generation == op.unit.generation && !unit.undecided;
@@ -116,30 +124,34 @@ bool DirectPath::is_to_begin(const PersistentOp& op) const {
 
 bool DirectPath::has_any_to_begin() const {
   const auto& ops = fast_path_.direct_ops();
-  return std::ranges::any_of(ops, [this](const PersistentOp* op) HVD_REQUIRES(engine_mutex) { return is_to_begin(*op); });
+  return std::ranges::any_of(
+      ops, [this](const PersistentOp* op) HVD_REQUIRES(engine_mutex) { return is_to_begin(*op); });
 }
 
-/// Contributes to each operation that all ranks of this domain have arrived at, or has it negotiated.
+/// Contributes to each operation that all ranks of this domain have arrived at, or has it
+/// negotiated.
 bool DirectPath::promise_rounds(LeaderTree& tree) {
   if (!has_any_to_begin()) return false;
   promised_.clear();
   slow_.clear();
   {
-    const BoardLock lock(board_);  // who joins or leaves says so before this, and is seen, or finds the round prepared
+    // who joins or leaves says so before this, and is seen, or finds the round prepared
+    const BoardLock lock(board_);
     log_.read();
     judge(tree);
   }
   for (PersistentOp* const op : promised_) contribute(*op);
   for (const UnitRef& unit : slow_) {
     const auto& ops = fast_path_.direct_ops();
-    const auto op = std::ranges::find_if(ops, [&](const PersistentOp* other) { return other->unit == unit; });
+    const auto op =
+        std::ranges::find_if(ops, [&](const PersistentOp* other) { return other->unit == unit; });
     if (op != ops.end() && is_to_begin(**op)) fast_path_.take_long_way(**op);
   }
   return !promised_.empty() || !slow_.empty();
 }
 
-/// Prepares the rounds that this domain can contribute to, and lists those that it cannot. Requires the board's lock, and that the log is
-/// read.
+/// Prepares the rounds that this domain can contribute to, and lists those that it cannot. Requires
+/// the board's lock, and that the log is read.
 void DirectPath::judge(LeaderTree& tree) {
   for (PersistentOp* const op : fast_path_.direct_ops()) {
     if (!is_to_begin(*op)) continue;
@@ -154,21 +166,27 @@ void DirectPath::judge(LeaderTree& tree) {
 
 bool DirectPath::may_promise(PersistentOp& op, const LeaderTree& tree) {
   const UnitKey* const called = tree.key_of(op.number);
-  if (called == nullptr || !(*called == op.key)) op.number = tree.number_of(op.key).value_or(PersistentOp::kNoNumber);
-  return op.number != PersistentOp::kNoNumber && rounds_.may_promise(op.number) && !is_being_removed(op.set->id) &&
-         fast_path_.work().is_possible(op);
+  if (called == nullptr || !(*called == op.key))
+    op.number = tree.number_of(op.key).value_or(PersistentOp::kNoNumber);
+  return op.number != PersistentOp::kNoNumber && rounds_.may_promise(op.number) &&
+         !is_being_removed(op.set->id) && fast_path_.work().is_possible(op);
 }
 
 void DirectPath::contribute(PersistentOp& op) {
-  if (!fast_path_.work().find_blocks(op)) throw std::logic_error("leaders: a prepared round without the blocks that were there");
-  rounds_.promise(op.number, Clock::now(), [&, blocks = fast_path_.work().blocks()](Bytes& message) {
-    const std::size_t before = message.size();
-    if (op.leaders != nullptr) op.leaders->contribute(op.traits, op.count, blocks, message);
-    parts_.stats->add(parts_.stats->bytes_to_other_hosts, (message.size() - before) * domains_elsewhere_);
-  });
+  if (!fast_path_.work().find_blocks(op))
+    throw std::logic_error("leaders: a prepared round without the blocks that were there");
+  rounds_.promise(op.number, Clock::now(),
+                  [&, blocks = fast_path_.work().blocks()](Bytes& message) {
+                    const std::size_t before = message.size();
+                    if (op.leaders != nullptr)
+                      op.leaders->contribute(op.traits, op.count, blocks, message);
+                    parts_.stats->add(parts_.stats->bytes_to_other_hosts,
+                                      (message.size() - before) * domains_elsewhere_);
+                  });
 }
 
-/// Returns whether ranks of this domain have said that they remove the set: a round that was prepared now might end here alone.
+/// Returns whether ranks of this domain have said that they remove the set: a round that was
+/// prepared now might end here alone.
 bool DirectPath::is_being_removed(int process_set) const {
   const Unit* const removal = table().removal_of(process_set);
   return removal != nullptr && (removal->undecided || board_.rounds().arrivals(removal->id) > 0);
@@ -180,15 +198,18 @@ bool DirectPath::end_rounds(LeaderTree& tree) {
   ended_.clear();
   for (const auto number : complete) ended_.push_back(find(number, *tree.key_of(number)));
   const auto together = [&](std::size_t i) {  // with the one before
-    return i > 0 && i < ended_.size() && ended_[i - 1] != nullptr && ended_[i] != nullptr && share_batch(*ended_[i - 1], *ended_[i]);
+    return i > 0 && i < ended_.size() && ended_[i - 1] != nullptr && ended_[i] != nullptr &&
+           share_batch(*ended_[i - 1], *ended_[i]);
   };
   for (std::size_t i = 0; i < complete.size(); ++i) {
     const auto number = complete[i];
     PersistentOp* const op = ended_[i];
     if (op != nullptr && fast_path_.work().find_blocks(*op)) {
       if (op->leaders != nullptr)
-        op->leaders->combine(op->traits, op->count, rounds_.contributions(number), fast_path_.work().blocks(), op->parts);
-      fast_path_.give_results(*op, company_of(together(i) ? 1 : 0, together(i) || together(i + 1) ? 2 : 1));
+        op->leaders->combine(op->traits, op->count, rounds_.contributions(number),
+                             fast_path_.work().blocks(), op->parts);
+      fast_path_.give_results(
+          *op, company_of(together(i) ? 1 : 0, together(i) || together(i + 1) ? 2 : 1));
     }
     rounds_.end(number);
     tree.note_use(number);

@@ -1,8 +1,9 @@
 #pragma once
-/// DirectPath is a leader's part in repeated small operations of all ranks of several domains (hvd/engine/fast_path/fast_path.h): once its
-/// ranks have arrived it sends the other leaders their contribution, and once it has the others' it does the operation in its ranks'
-/// blocks. Owns the rounds among the leaders (hvd/negotiation/leaders/direct_rounds.h). Of a rank that leads its domain; the thread that
-/// has the turn drives it, under the engine's mutex.
+/// DirectPath is a leader's part in repeated small operations of all ranks of several domains
+/// (hvd/engine/fast_path/fast_path.h): once its ranks have arrived it sends the other leaders their
+/// contribution, and once it has the others' it does the operation in its ranks' blocks. Owns the
+/// rounds among the leaders (hvd/negotiation/leaders/direct_rounds.h). Of a rank that leads its
+/// domain; the thread that has the turn drives it, under the engine's mutex.
 
 #include <cstdint>
 #include <deque>
@@ -67,7 +68,9 @@ class DirectPath {
   /// Returns whether others are awaited.
   [[nodiscard]] bool is_waiting() const { return rounds_.has_promised(); }
   /// Returns the domains that keep the round waiting, if this one has contributed to it.
-  [[nodiscard]] std::vector<int> missing(std::uint32_t number) const { return rounds_.missing(number); }
+  [[nodiscard]] std::vector<int> missing(std::uint32_t number) const {
+    return rounds_.missing(number);
+  }
   [[nodiscard]] std::size_t numbers_kept() const { return rounds_.numbers_kept(); }
 
  private:
@@ -78,11 +81,13 @@ class DirectPath {
   [[nodiscard]] bool is_being_removed(int process_set) const HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool has_any_to_begin() const HVD_REQUIRES(engine_mutex);
   void judge(LeaderTree& tree) HVD_REQUIRES(engine_mutex, board_lock);
-  [[nodiscard]] bool may_promise(PersistentOp& op, const LeaderTree& tree) HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] bool may_promise(PersistentOp& op, const LeaderTree& tree)
+      HVD_REQUIRES(engine_mutex);
   void contribute(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   bool end_rounds(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
   void fall_back(std::uint32_t number, const UnitKey& key) HVD_REQUIRES(engine_mutex);
-  [[nodiscard]] PersistentOp* find(std::uint32_t number, const UnitKey& key) HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] PersistentOp* find(std::uint32_t number, const UnitKey& key)
+      HVD_REQUIRES(engine_mutex);
 
   const EngineParts& parts_;
   NegotiationLog& log_;
@@ -91,10 +96,12 @@ class DirectPath {
   const std::uint64_t domains_elsewhere_;  ///< on other hosts
   DirectLane lane_;
   DirectRounds rounds_;
-  std::vector<PersistentOp*> promised_;  ///< of `promise_rounds`: those that this rank's domain contributes to
-  std::vector<UnitRef> slow_;            ///< likewise: those that are to be negotiated
-  std::vector<PersistentOp*> ended_;     ///< of `end_rounds`, in the order of the rounds; null where there is none any more
-  std::size_t found_at_ = 0;             ///< where `find` goes on
+  std::vector<PersistentOp*>
+      promised_;  ///< of `promise_rounds`: those that this rank's domain contributes to
+  std::vector<UnitRef> slow_;  ///< likewise: those that are to be negotiated
+  std::vector<PersistentOp*>
+      ended_;  ///< of `end_rounds`, in the order of the rounds; null where there is none any more
+  std::size_t found_at_ = 0;  ///< where `find` goes on
 };
 
 }  // namespace hvd

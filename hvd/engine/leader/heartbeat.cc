@@ -17,7 +17,8 @@ void Heartbeat::send(int to, std::span<const std::byte> bytes) {
 
 std::optional<Message> Heartbeat::receive() {
   while (auto message = wire_.receive()) {
-    if (const auto line = lines_.find(message->from); line != lines_.end()) line->second.heard = Clock::now();
+    if (const auto line = lines_.find(message->from); line != lines_.end())
+      line->second.heard = Clock::now();
     if (!message->bytes.empty()) return message;
   }
   return std::nullopt;
@@ -38,7 +39,9 @@ std::vector<Heartbeat::Silence> Heartbeat::silences(std::chrono::seconds limit) 
   std::vector<Silence> silences;
   const auto now = Clock::now();
   for (const auto& [neighbour, line] : lines_)
-    if (now - line.heard >= limit) silences.push_back({neighbour, std::chrono::duration_cast<std::chrono::seconds>(now - line.heard)});
+    if (now - line.heard >= limit)
+      silences.push_back(
+          {neighbour, std::chrono::duration_cast<std::chrono::seconds>(now - line.heard)});
   return silences;
 }
 

@@ -1,7 +1,8 @@
 #pragma once
-/// A Heartbeat is a leader's transport that keeps its lines alive: it sends an empty message where nothing else was sent for a while, and
-/// tells from which neighbours in the leader tree nothing has come for long. A host that is frozen, without power or cut off shows in no
-/// other way: it neither answers nor closes a connection. Of the thread that has the turn.
+/// A Heartbeat is a leader's transport that keeps its lines alive: it sends an empty message where
+/// nothing else was sent for a while, and tells from which neighbours in the leader tree nothing
+/// has come for long. A host that is frozen, without power or cut off shows in no other way: it
+/// neither answers nor closes a connection. Of the thread that has the turn.
 // Tested in tests/hvd/engine/failure_messenger_test.cc
 
 #include <chrono>
@@ -19,10 +20,12 @@ class Heartbeat final : public Transport {
   using Clock = std::chrono::steady_clock;
   /// Sent where nothing else was sent for so long.
   static constexpr std::chrono::milliseconds kInterval{1000};
-  /// Silence that is worth a word, and the least that may end a world: so many beats are not late, but missing.
+  /// Silence that is worth a word, and the least that may end a world: so many beats are not late,
+  /// but missing.
   static constexpr std::chrono::seconds kMissed{3};
 
-  /// `neighbours`: the domains that `wire` exchanges messages with; each of them has a Heartbeat too.
+  /// `neighbours`: the domains that `wire` exchanges messages with; each of them has a Heartbeat
+  /// too.
   Heartbeat(Transport& wire, std::vector<int> neighbours);
 
   [[nodiscard]] int domain() const override { return wire_.domain(); }
@@ -31,8 +34,8 @@ class Heartbeat final : public Transport {
   /// Returns the next message that says something.
   std::optional<Message> receive() override;
 
-  /// Sends empty messages where it is time. Called again and again: for a time in which it is not, as this process is stopped, nobody else
-  /// is silent.
+  /// Sends empty messages where it is time. Called again and again: for a time in which it is not,
+  /// as this process is stopped, nobody else is silent.
   void beat();
   struct Silence {
     int domain = 0;

@@ -15,44 +15,55 @@ constexpr auto kTrafficMemory = 1s;  // as long after a message the next may com
 
 }  // namespace
 
-LeaderTask::LeaderTask(const EngineParts& parts, NegotiationLog& log, Controller& controller, Cutter& cutter, Leavers& leavers,
-                       FastPath& fast_path)
+LeaderTask::LeaderTask(const EngineParts& parts, NegotiationLog& log, Controller& controller,
+                       Cutter& cutter, Leavers& leavers, FastPath& fast_path)
     : parts_(parts),
       log_(log),
       controller_(controller),
       cutter_(cutter),
       leavers_(leavers),
-      heartbeat_(*parts.transport, LeaderTree::neighbours_of(parts.topology.domain, parts.topology.domains)),
+      heartbeat_(*parts.transport,
+                 LeaderTree::neighbours_of(parts.topology.domain, parts.topology.domains)),
       direct_(parts, log, fast_path, heartbeat_),
       tree_(direct_.lane(), actions(), parts.board->slots()) {}
 
-// The tree calls these from within `drive` and `tell_failure`, under the engine's mutex, which the analysis cannot see through the
-// std::functions.
+// The tree calls these from within `drive` and `tell_failure`, under the engine's mutex, which the
+// analysis cannot see through the std::functions.
 LeaderTreeActions LeaderTask::actions() HVD_NO_THREAD_SAFETY_ANALYSIS {
   LeaderTreeActions actions;
-  actions.introduce = [this](const UnitKey& key, const Runs& ranks, const Signature& signature)
-                          HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.introduce_remote(key, ranks, signature); };
+  actions.introduce =
+      [this](const UnitKey& key, const Runs& ranks, const Signature& signature)
+          HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.introduce_remote(key, ranks, signature); };
   actions.agree = [this](const UnitKey& key, const Agreement& what) HVD_NO_THREAD_SAFETY_ANALYSIS {
-    controller_.agree_by_root(key, what, [this, &key]() HVD_NO_THREAD_SAFETY_ANALYSIS { tree_.retell(key); });
+    controller_.agree_by_root(key, what,
+                              [this, &key]() HVD_NO_THREAD_SAFETY_ANALYSIS { tree_.retell(key); });
   };
   actions.cut = [this](int set) HVD_NO_THREAD_SAFETY_ANALYSIS { return cutter_.cut_world(set); };
   actions.credit = [this](int set, int domain, std::uint64_t over) HVD_NO_THREAD_SAFETY_ANALYSIS {
     cutter_.take_credit({set, domain, over});
   };
-  actions.leave = [this](int rank) HVD_NO_THREAD_SAFETY_ANALYSIS { leavers_.leave_elsewhere(rank); };
-  actions.refuse = [this](const UnitKey& key, int rank, const std::string& text) HVD_NO_THREAD_SAFETY_ANALYSIS {
-    if (!leavers_.refuse_by_root(key, rank, text)) return;
-    std::erase_if(noted_, [&](const LocalEvent& event) { return event.kind == LocalEvent::Kind::Ready && event.key == key; });
-  };
+  actions.leave = [this](int rank)
+                      HVD_NO_THREAD_SAFETY_ANALYSIS { leavers_.leave_elsewhere(rank); };
+  actions.refuse = [this](const UnitKey& key, int rank, const std::string& text)
+                       HVD_NO_THREAD_SAFETY_ANALYSIS {
+                         if (!leavers_.refuse_by_root(key, rank, text)) return;
+                         std::erase_if(noted_, [&](const LocalEvent& event) {
+                           return event.kind == LocalEvent::Kind::Ready && event.key == key;
+                         });
+                       };
   actions.fail = [this](const Status& status) { parts_.board->set_failure(status); };
   actions.end = [this]() HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.end(); };
-  actions.conflict = [this](int set, const std::string& name, const std::vector<StuckRank>& stuck_ranks)
-                         HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.end_conflict(set, name, stuck_ranks); };
-  actions.drop = [this](const UnitKey& key) HVD_NO_THREAD_SAFETY_ANALYSIS { return controller_.drop(key); };
+  actions.conflict =
+      [this](int set, const std::string& name, const std::vector<StuckRank>& stuck_ranks)
+          HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.end_conflict(set, name, stuck_ranks); };
+  actions.drop = [this](const UnitKey& key)
+                     HVD_NO_THREAD_SAFETY_ANALYSIS { return controller_.drop(key); };
   actions.missing_here = [this](const UnitKey& key) { return controller_.missing_here(key); };
   direct_.add_actions(actions);
   actions.ranks_of = [this](int set) { return table().sets().ranks_unless_removed(set); };
-  actions.domain_of = [this](int rank) { return parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]; };
+  actions.domain_of = [this](int rank) {
+    return parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)];
+  };
   return actions;
 }
 
@@ -60,22 +71,29 @@ void LeaderTask::note(const Outcomes& outcomes) {
   // Spelled out now: by the time the tree passes it on, the id may stand for another tensor.
   for (const auto& [id, run] : outcomes.introduced) {
     const Unit& unit = table().unit(id);
-    if (unit.scope != Scope::World || !parts_.is_here(run.first)) continue;  // a rank of this domain speaks for itself alone
+    // a rank of this domain speaks for itself alone
+    if (unit.scope != Scope::World || !parts_.is_here(run.first)) continue;
     const auto& ranks = table().sets().info(unit.key.process_set).ranks;
-    const auto place = static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), run.first) - ranks.begin());
-    noted_.push_back({LocalEvent::Kind::Introduced, unit.key, run.first, unit.signatures.of(place)});
+    const auto place = static_cast<std::size_t>(
+        std::lower_bound(ranks.begin(), ranks.end(), run.first) - ranks.begin());
+    noted_.push_back(
+        {LocalEvent::Kind::Introduced, unit.key, run.first, unit.signatures.of(place)});
   }
-  for (const auto& [id, what] : outcomes.host_ready) noted_.push_back({LocalEvent::Kind::Ready, table().unit(id).key, -1, nullptr, what});
+  for (const auto& [id, what] : outcomes.host_ready)
+    noted_.push_back({LocalEvent::Kind::Ready, table().unit(id).key, -1, nullptr, what});
   for (const auto& [set, rank] : outcomes.joined)
-    if (parts_.is_here(rank)) noted_.push_back({LocalEvent::Kind::Joined, {set, OpKind::Join, {}}, rank});
+    if (parts_.is_here(rank))
+      noted_.push_back({LocalEvent::Kind::Joined, {set, OpKind::Join, {}}, rank});
   for (const int rank : outcomes.left)
     if (parts_.is_here(rank)) {
       noted_.push_back({LocalEvent::Kind::Left, {}, rank});
       noted_.back().pledges = outcomes.pledges;
     }
-  for (const auto id : outcomes.doubted) noted_.push_back({LocalEvent::Kind::Doubted, table().unit(id).key});
+  for (const auto id : outcomes.doubted)
+    noted_.push_back({LocalEvent::Kind::Doubted, table().unit(id).key});
   for (const auto& agreed : outcomes.agreed)
-    if (const auto& key = table().unit(agreed.id).key; key.kind == OpKind::Control && key.name == kRemoveProcessSet && agreed.verdict.ok())
+    if (const auto& key = table().unit(agreed.id).key;
+        key.kind == OpKind::Control && key.name == kRemoveProcessSet && agreed.verdict.ok())
       noted_.push_back({LocalEvent::Kind::Removed, {agreed.what.last, OpKind::Control, {}}});
 }
 
@@ -83,7 +101,9 @@ void LeaderTask::note(const Outcomes& outcomes) {
 bool LeaderTask::decide_cuts() {
   bool any = false;
   for (const int set : cutter_.sets_to_cut())
-    any = cutter_.cut_world(set, [this, set]() HVD_NO_THREAD_SAFETY_ANALYSIS { tree_.announce_cut(set); }) || any;
+    any = cutter_.cut_world(set, [this, set]() HVD_NO_THREAD_SAFETY_ANALYSIS {
+      tree_.announce_cut(set);
+    }) || any;
   return any;
 }
 
@@ -95,13 +115,16 @@ bool LeaderTask::drive(const Turn& /*turn*/) {
   }
   bool progressed = false;
   if (tree_.is_root()) {
-    progressed = tree_.hear();  // what is agreed, and its cut, travel in one message: nothing more is heard before that
+    // what is agreed, and its cut, travel in one message: nothing more is heard before that
+    progressed = tree_.hear();
     progressed = decide_cuts() || progressed;
   } else {
     progressed = tree_.advance();
-    for (const auto& credit : cutter_.credits_to_tell()) tree_.tell_credit(credit.process_set, credit.domain, credit.over);
+    for (const auto& credit : cutter_.credits_to_tell())
+      tree_.tell_credit(credit.process_set, credit.domain, credit.over);
   }
-  if (tree_.is_root() && tree_.all_left() && !table().agreed().has(Scope::World) && !table().all_left()) {
+  if (tree_.is_root() && tree_.all_left() && !table().agreed().has(Scope::World) &&
+      !table().all_left()) {
     tree_.announce_end();
     controller_.end();
   }
@@ -113,7 +136,8 @@ bool LeaderTask::drive(const Turn& /*turn*/) {
 }
 
 void LeaderTask::tell_blocked(std::vector<BlockedRank> ranks) {
-  if (noted_.empty()) tree_.blocked({parts_.topology.domain, std::move(ranks), {}});  // it must not pass what is said of before
+  // it must not pass what is said of before
+  if (noted_.empty()) tree_.blocked({parts_.topology.domain, std::move(ranks), {}});
 }
 
 void LeaderTask::tell_failure(const Turn& /*turn*/, const Status& status) {
@@ -121,7 +145,8 @@ void LeaderTask::tell_failure(const Turn& /*turn*/, const Status& status) {
     tree_.failed(status);
     tree_.advance();
   } catch (...) {
-    log(LogLevel::Warning, "the other hosts could not be told of the failure: {}", status_of_current_exception().text());
+    log(LogLevel::Warning, "the other hosts could not be told of the failure: {}",
+        status_of_current_exception().text());
   }
 }
 
@@ -144,13 +169,15 @@ std::vector<int> LeaderTask::awaited(const UnitKey& key) const {
   if (!awaited.empty() || !number) return awaited;
   const auto missing = direct_.missing(*number);
   for (int rank = 0; rank < parts_.topology.size; ++rank)
-    if (std::find(missing.begin(), missing.end(), parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]) != missing.end())
+    if (std::find(missing.begin(), missing.end(),
+                  parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)]) != missing.end())
       awaited.push_back(rank);
   return awaited;
 }
 
 bool LeaderTask::expects_messages() const {
-  return tree_.is_waiting() || direct_.is_waiting() || Clock::now() - last_traffic_ < kTrafficMemory;
+  return tree_.is_waiting() || direct_.is_waiting() ||
+         Clock::now() - last_traffic_ < kTrafficMemory;
 }
 
 }  // namespace hvd

@@ -23,11 +23,13 @@ void Meetings::hear(int from, std::uint64_t meetings) {
 std::vector<int> Meetings::missing(std::uint64_t meeting, bool& is_hopeless) const {
   std::vector<int> missing;
   for (int rank = 0; rank < parts_.topology.size; ++rank) {
-    const std::uint64_t came =
-        links_.is_elsewhere(rank) ? heard_[static_cast<std::size_t>(rank)] : parts_.board->rings().meetings(links_.index_of(rank));
+    const std::uint64_t came = links_.is_elsewhere(rank)
+                                   ? heard_[static_cast<std::size_t>(rank)]
+                                   : parts_.board->rings().meetings(links_.index_of(rank));
     if (came < meeting) missing.push_back(rank);
   }
-  is_hopeless = std::ranges::all_of(missing, [&](int rank) HVD_NO_THREAD_SAFETY_ANALYSIS { return departures_.has_left(rank); });
+  is_hopeless = std::ranges::all_of(
+      missing, [&](int rank) HVD_NO_THREAD_SAFETY_ANALYSIS { return departures_.has_left(rank); });
   return missing;
 }
 

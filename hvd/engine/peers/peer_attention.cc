@@ -10,7 +10,8 @@ void PeerAttention::begin_to_look() {
 }
 
 void PeerAttention::count_open(bool elsewhere, int by) {
-  // Written under the mutex alone. What becomes more is seen before `lookers_` is read: who ends to look does it the other way round.
+  // Written under the mutex alone. What becomes more is seen before `lookers_` is read: who ends to
+  // look does it the other way round.
   const std::size_t now = open_.load(std::memory_order_relaxed) + static_cast<std::size_t>(by);
   open_.store(now, by > 0 ? std::memory_order_seq_cst : std::memory_order_relaxed);
   if (elsewhere) elsewhere_.fetch_add(static_cast<std::size_t>(by));

@@ -27,18 +27,22 @@ std::shared_ptr<HandleState> done_state(int value) {
 void PeerCalls::check(const PeerCall& call, bool is_send) const {
   const char* const what = is_send ? "send" : "recv";
   const int size = parts_.topology.size;
-  if (call.peer == kAnyPeer && is_send) throw InvalidArgument("send: the peer must be a rank; kAnyPeer is for recv");
+  if (call.peer == kAnyPeer && is_send)
+    throw InvalidArgument("send: the peer must be a rank; kAnyPeer is for recv");
   if (call.peer != kAnyPeer && (call.peer < 0 || call.peer >= size))
-    throw InvalidArgument(
-        formatted("{}: peer {} must be a rank from 0 to {}{}", what, call.peer, size - 1, is_send ? "" : ", or kAnyPeer"));
-  if (call.tag < 0) throw InvalidArgument(formatted("{}: tag {} must not be negative", what, call.tag));
+    throw InvalidArgument(formatted("{}: peer {} must be a rank from 0 to {}{}", what, call.peer,
+                                    size - 1, is_send ? "" : ", or kAnyPeer"));
+  if (call.tag < 0)
+    throw InvalidArgument(formatted("{}: tag {} must not be negative", what, call.tag));
   if (call.count > 0 && (is_send ? call.input : call.output) == nullptr)
     throw InvalidArgument(
-        formatted("{}: a buffer of {} elements of {} has no memory: it is a null pointer", what, call.count, name_of(call.dtype)));
+        formatted("{}: a buffer of {} elements of {} has no memory: it is a null pointer", what,
+                  call.count, name_of(call.dtype)));
 }
 
-/// Returns whether the calling thread is to `look`: messages of other domains do not show so. Comes before the recv that it looks for is
-/// posted, or the rank that this one waits for would ring for it, each time. `is_elsewhere`: it may be of another domain.
+/// Returns whether the calling thread is to `look`: messages of other domains do not show so. Comes
+/// before the recv that it looks for is posted, or the rank that this one waits for would ring for
+/// it, each time. `is_elsewhere`: it may be of another domain.
 bool PeerCalls::begin_to_look(bool is_elsewhere) {
   if (is_elsewhere || messages_.attention().awaits_elsewhere()) return false;
   messages_.attention().begin_to_look();
@@ -56,10 +60,12 @@ void PeerCalls::end_to_look() {
   }
 }
 
-/// The caller goes on: sees to it that what it has started is driven. `pending`: null if it is done.
+/// The caller goes on: sees to it that what it has started is driven. `pending`: null if it is
+/// done.
 void PeerCalls::begin(const HandleState* pending, bool is_elsewhere) {
   // What came, or what room became free, before this rank said that it is to be rung.
-  if (pending != nullptr ? messages_.has_news() : messages_.attention().has_work()) advance(nullptr, false);
+  if (pending != nullptr ? messages_.has_news() : messages_.attention().has_work())
+    advance(nullptr, false);
   if (is_elsewhere) {
     loop_.drive_or_call(true);
   } else if (pending != nullptr && messages_.attention().has_work()) {
@@ -151,7 +157,8 @@ std::vector<int> PeerCalls::meet(std::chrono::nanoseconds time) {
     submitter_.require_open();
     meeting = messages_.meetings().come();
   }
-  for (std::chrono::nanoseconds pause = std::chrono::microseconds(5);; pause = std::min(2 * pause, kLongestPause)) {
+  for (std::chrono::nanoseconds pause = std::chrono::microseconds(5);;
+       pause = std::min(2 * pause, kLongestPause)) {
     loop_.poll();
     bool is_hopeless = false;
     EngineLock lock(mutex_);
@@ -175,11 +182,13 @@ void PeerCalls::await(const HandleState& pending) {
   look(pending);
 }
 
-/// Acts on what has come. A failure is the world's, and raised where the callers wait. Returns whether there was anything. `pending`: what
-/// the calling thread waits for.
+/// Acts on what has come. A failure is the world's, and raised where the callers wait. Returns
+/// whether there was anything. `pending`: what the calling thread waits for.
 bool PeerCalls::advance(const HandleState* pending, bool copies) {
   bool any = false, others = false;
-  const auto is_done = [pending] { return pending != nullptr && pending->done.load(std::memory_order_relaxed); };
+  const auto is_done = [pending] {
+    return pending != nullptr && pending->done.load(std::memory_order_relaxed);
+  };
   try {
     EngineLock lock(mutex_);
     const std::uint64_t before = messages_.ended();
@@ -189,7 +198,8 @@ bool PeerCalls::advance(const HandleState* pending, bool copies) {
   } catch (...) {
     board_.set_failure(status_of_current_exception());
   }
-  if (others && loop_.is_taken()) board_.bells().ring_waiters();  // among them a thread of this rank that has the turn and sleeps
+  // among them a thread of this rank that has the turn and sleeps
+  if (others && loop_.is_taken()) board_.bells().ring_waiters();
   return any;
 }
 
@@ -201,7 +211,8 @@ void PeerCalls::look(const HandleState& pending) {
     moved = false;
     const auto step = [&] {
       // Several times, as a pause is as long as several looks.
-      for (int times = 0; times < kLooksAtOnce && !moved && !is_done(); ++times) moved = messages_.has_news() && advance(&pending);
+      for (int times = 0; times < kLooksAtOnce && !moved && !is_done(); ++times)
+        moved = messages_.has_news() && advance(&pending);
       return moved || is_done();
     };
     short_wait_.until(step);

@@ -1,6 +1,7 @@
 #pragma once
-/// The callers of send and recv (hvd/engine/peers/peer_messages.h): checks what they give, starts it, and waits for it: first by looking at
-/// the rings, which needs neither the turn nor a wake-up, then as for any operation. Any thread. Throws as hvd/hvd.h says.
+/// The callers of send and recv (hvd/engine/peers/peer_messages.h): checks what they give, starts
+/// it, and waits for it: first by looking at the rings, which needs neither the turn nor a wake-up,
+/// then as for any operation. Any thread. Throws as hvd/hvd.h says.
 // Tested in tests/hvd/engine/peer_messages_test.cc
 
 #include <chrono>
@@ -19,7 +20,8 @@ namespace hvd {
 
 class PeerCalls {
  public:
-  PeerCalls(const EngineParts& parts, EngineMutex& mutex, Submitter& submitter, PeerMessages& messages, ProgressLoop& loop)
+  PeerCalls(const EngineParts& parts, EngineMutex& mutex, Submitter& submitter,
+            PeerMessages& messages, ProgressLoop& loop)
       : parts_(parts),
         board_(*parts.board),
         mutex_(mutex),
@@ -35,8 +37,8 @@ class PeerCalls {
   /// Do the same without waiting; of a recv `value` is the rank then.
   std::shared_ptr<HandleState> start_send(PeerCall call);
   std::shared_ptr<HandleState> start_receive(PeerCall call);
-  /// Comes to the next meeting, and waits until all ranks have, or the time is over. Returns those that have not come. Throws what has
-  /// ended the world.
+  /// Comes to the next meeting, and waits until all ranks have, or the time is over. Returns those
+  /// that have not come. Throws what has ended the world.
   std::vector<int> meet(std::chrono::nanoseconds time);
   /// Gives the other ranks a moment for a send or recv that has been started.
   void await(const HandleState& pending);

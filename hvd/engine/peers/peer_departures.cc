@@ -14,7 +14,9 @@ void PeerDepartures::say(int to, PeerFrameKind what) {
 }
 
 bool PeerDepartures::note(int rank) {
-  if (rank == parts_.topology.rank || std::exchange(peers_[static_cast<std::size_t>(rank)].left, true)) return false;
+  if (rank == parts_.topology.rank ||
+      std::exchange(peers_[static_cast<std::size_t>(rank)].left, true))
+    return false;
   ++left_;
   return true;
 }
@@ -46,8 +48,10 @@ bool PeerDepartures::is_hopeless(int rank) const {
 }
 
 Status PeerDepartures::nothing_comes(const PeerCall& receive) const {
-  const std::string who = receive.peer == kAnyPeer ? "all other ranks have" : formatted("rank {} has", receive.peer);
-  return {Status::Code::Shutdown, formatted("{}: {} called {} without sending it", describe(receive, false), who, parts_.end_call())};
+  const std::string who =
+      receive.peer == kAnyPeer ? "all other ranks have" : formatted("rank {} has", receive.peer);
+  return {Status::Code::Shutdown, formatted("{}: {} called {} without sending it",
+                                            describe(receive, false), who, parts_.end_call())};
 }
 
 void PeerDepartures::leave() {
@@ -62,7 +66,8 @@ void PeerDepartures::answer(int rank) {
 }
 
 Status PeerDepartures::nothing_is_received() const {
-  return {Status::Code::Shutdown, formatted("rank {} has called {} and receives nothing more", parts_.topology.rank, parts_.end_call())};
+  return {Status::Code::Shutdown, formatted("rank {} has called {} and receives nothing more",
+                                            parts_.topology.rank, parts_.end_call())};
 }
 
 }  // namespace hvd

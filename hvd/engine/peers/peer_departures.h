@@ -1,7 +1,8 @@
 #pragma once
-/// PeerDepartures are the ranks that have left (called shutdown()), as far as messages go. What such a rank has sent may still be under
-/// way: who waits for a message of it asks it to say that it has left behind all that it has sent. Once it has, no message of it follows.
-/// Under the engine's mutex. Nothing fails.
+/// PeerDepartures are the ranks that have left (called shutdown()), as far as messages go. What
+/// such a rank has sent may still be under way: who waits for a message of it asks it to say that
+/// it has left behind all that it has sent. Once it has, no message of it follows. Under the
+/// engine's mutex. Nothing fails.
 // Tested in tests/hvd/engine/peer_messages_test.cc
 
 #include <string>
@@ -44,7 +45,9 @@ class PeerDepartures {
     bool left = false, asked = false, gone = false;  ///< gone: and no message of it follows
     bool asks = false;                               ///< whether this rank has left
   };
-  [[nodiscard]] const Peer& peer(int rank) const HVD_REQUIRES(engine_mutex) { return peers_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] const Peer& peer(int rank) const HVD_REQUIRES(engine_mutex) {
+    return peers_[static_cast<std::size_t>(rank)];
+  }
   void say(int to, PeerFrameKind what) HVD_REQUIRES(engine_mutex);
 
   const EngineParts& parts_;

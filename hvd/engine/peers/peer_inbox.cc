@@ -26,11 +26,16 @@ std::optional<PeerReceive> PeerInbox::take_posted(int tag, int from) {
   if (posted_.empty()) return std::nullopt;
   const auto first_for = [&](int peer) {
     const auto found = posted_.lower_bound({tag, peer, 0});
-    return found != posted_.end() && std::get<0>(found->first) == tag && std::get<1>(found->first) == peer ? found : posted_.end();
+    return found != posted_.end() && std::get<0>(found->first) == tag &&
+                   std::get<1>(found->first) == peer
+               ? found
+               : posted_.end();
   };
   auto found = first_for(from);
   const auto any = first_for(kAnyPeer);
-  if (found == posted_.end() || (any != posted_.end() && std::get<2>(any->first) < std::get<2>(found->first))) found = any;
+  if (found == posted_.end() ||
+      (any != posted_.end() && std::get<2>(any->first) < std::get<2>(found->first)))
+    found = any;
   if (found == posted_.end()) return std::nullopt;
   spare_ = posted_.extract(found);
   return std::move(spare_.mapped());
@@ -45,7 +50,8 @@ std::optional<PeerArrival> PeerInbox::take_arrival(int tag, int from) {
   if (arrivals_.empty()) return std::nullopt;
   auto best = arrivals_.end();
   // From the first message of one rank to that of the next.
-  for (auto at = arrivals_.lower_bound({tag, std::max(from, 0), 0}); at != arrivals_.end() && std::get<0>(at->first) == tag;
+  for (auto at = arrivals_.lower_bound({tag, std::max(from, 0), 0});
+       at != arrivals_.end() && std::get<0>(at->first) == tag;
        at = arrivals_.lower_bound({tag, std::get<1>(at->first) + 1, 0})) {
     if (from != kAnyPeer && std::get<1>(at->first) != from) break;
     if (best == arrivals_.end() || std::get<2>(at->first) < std::get<2>(best->first)) best = at;

@@ -1,7 +1,8 @@
 #pragma once
-/// A PeerInbox is where messages and recvs of one rank meet: recvs that no message has come for, and messages that no recv has asked for.
-/// Of one tag, a message is for the first recv that takes messages of its sender, and a recv takes the first message. A value without a
-/// lock; nothing fails.
+/// A PeerInbox is where messages and recvs of one rank meet: recvs that no message has come for,
+/// and messages that no recv has asked for. Of one tag, a message is for the first recv that takes
+/// messages of its sender, and a recv takes the first message. A value without a lock; nothing
+/// fails.
 // Tested in tests/hvd/engine/peer_messages_test.cc
 
 #include <cstddef>
@@ -34,7 +35,9 @@ struct PeerCall {
   std::shared_ptr<void> keep_alive = {};  ///< owns the memory for as long as it is in use
   bool waits = false;                     ///< send: the caller does nothing else meanwhile
 
-  [[nodiscard]] std::size_t bytes() const { return static_cast<std::size_t>(count) * element_bytes(dtype); }
+  [[nodiscard]] std::size_t bytes() const {
+    return static_cast<std::size_t>(count) * element_bytes(dtype);
+  }
 };
 
 /// Returns what words call it: "recv from rank 2 with tag 7".

@@ -6,16 +6,21 @@ namespace hvd {
 
 namespace {
 
-constexpr std::size_t kWirePiece = std::size_t{62} << 10;  // with its head, what MPI sends at once (PointToPoint::piece_bytes)
+// with its head, what MPI sends at once (PointToPoint::piece_bytes)
+constexpr std::size_t kWirePiece = std::size_t{62} << 10;
 
 }  // namespace
 
-PeerLinks::PeerLinks(const EngineParts& parts) : parts_(parts), index_of_(static_cast<std::size_t>(parts.topology.size), -1) {
+PeerLinks::PeerLinks(const EngineParts& parts)
+    : parts_(parts), index_of_(static_cast<std::size_t>(parts.topology.size), -1) {
   const auto& ranks = parts.topology.domain_ranks;
-  for (std::size_t index = 0; index < ranks.size(); ++index) index_of_[static_cast<std::size_t>(ranks[index])] = static_cast<int>(index);
+  for (std::size_t index = 0; index < ranks.size(); ++index)
+    index_of_[static_cast<std::size_t>(ranks[index])] = static_cast<int>(index);
 }
 
-std::size_t PeerLinks::most_bytes(int to) const { return is_elsewhere(to) ? kWirePiece : parts_.board->rings().most_bytes(); }
+std::size_t PeerLinks::most_bytes(int to) const {
+  return is_elsewhere(to) ? kWirePiece : parts_.board->rings().most_bytes();
+}
 
 bool PeerLinks::has_room(int to, std::size_t payload_bytes) {
   if (to == parts_.topology.rank || is_elsewhere(to)) return true;
@@ -53,12 +58,14 @@ bool PeerLinks::flush() {
   for (auto line = waiting_.begin(); line != waiting_.end();) {
     auto& [to, frames] = *line;
     bool put = false;
-    while (!frames.empty() && parts_.board->rings().put(index_of(to), frames.front().head, frames.front().payload)) {
+    while (!frames.empty() &&
+           parts_.board->rings().put(index_of(to), frames.front().head, frames.front().payload)) {
       frames.pop_front();
       put = true;
     }
     any = any || put;
-    if (put && (!frames.empty() || parts_.board->rings().calls(index_of(to), Rings::kForFrames))) ring(index_of(to));
+    if (put && (!frames.empty() || parts_.board->rings().calls(index_of(to), Rings::kForFrames)))
+      ring(index_of(to));
     line = frames.empty() ? waiting_.erase(line) : std::next(line);
   }
   return any;
@@ -83,13 +90,15 @@ bool PeerLinks::has_unsent(const Turn& /*turn*/) {
 }
 
 PeerPayload PeerLinks::payload_of(const PeerFrameHead& head, std::span<const std::byte> payload) {
-  if (head.is_small()) return {std::as_bytes(std::span(head.words)).first(static_cast<std::size_t>(head.bytes)), {}};
+  if (head.is_small())
+    return {std::as_bytes(std::span(head.words)).first(static_cast<std::size_t>(head.bytes)), {}};
   return {payload, {}};
 }
 
 PeerFrameHead PeerLinks::head_of(const Message& message) {
   PeerFrameHead head;
-  if (message.bytes.size() < sizeof head) throw WireError("a message between ranks that is cut off");
+  if (message.bytes.size() < sizeof head)
+    throw WireError("a message between ranks that is cut off");
   std::memcpy(&head, message.bytes.data(), sizeof head);
   if (message.bytes.size() - sizeof head != head.payload_bytes() || head.kind > PeerFrameKind::Came)
     throw WireError("not a message between ranks");

@@ -13,8 +13,9 @@ namespace hvd {
 namespace {
 
 constexpr std::uint64_t kNoLocation = std::numeric_limits<std::uint64_t>::max();
-constexpr std::size_t kPartBytes = std::size_t{4} << 20;  // that are got at once, before others have their turn
-constexpr std::size_t kWindow = 16;                       // chunks under way at once
+// that are got at once, before others have their turn
+constexpr std::size_t kPartBytes = std::size_t{4} << 20;
+constexpr std::size_t kWindow = 16;  // chunks under way at once
 
 /// The bytes that an eager message counts for.
 std::uint64_t cost_of(std::size_t bytes) { return sizeof(PeerFrameHead) + bytes; }
@@ -33,10 +34,14 @@ std::shared_ptr<HandleState> make_state() {
   return state;
 }
 
-std::span<const std::byte> bytes_of(const PeerCall& call) { return {static_cast<const std::byte*>(call.input), call.bytes()}; }
+std::span<const std::byte> bytes_of(const PeerCall& call) {
+  return {static_cast<const std::byte*>(call.input), call.bytes()};
+}
 
 /// Returns whether the message is what the recv expects.
-bool fits(const PeerFrameHead& head, const PeerCall& call) { return head.dtype == call.dtype && head.count == call.count; }
+bool fits(const PeerFrameHead& head, const PeerCall& call) {
+  return head.dtype == call.dtype && head.count == call.count;
+}
 
 PeerPayload payload_of(const PeerArrival& arrival) { return {arrival.payload, {}}; }
 
@@ -54,7 +59,7 @@ PeerMessages::PeerMessages(const EngineParts& parts, EngineMutex& mutex)
     if (exposed_ == nullptr) exposed_ = backend->exposed_memory();
 }
 
-// ----------------------------------------------------------------------------------------------------------------------- calls
+// ------------------------------------------------------------------------------------------- calls
 
 std::shared_ptr<HandleState> PeerMessages::send(PeerCall call) {
   const int to = call.peer;
@@ -66,7 +71,8 @@ std::shared_ptr<HandleState> PeerMessages::send(PeerCall call) {
   head.count = call.count;
   // One that has left has no recv but those that are pending: it is asked whether there is one.
   const std::uint64_t together = credit.sent - credit.taken + cost_of(bytes);
-  if (!departures_.has_left(to) && routes::is_eager(bytes, static_cast<std::size_t>(together), links_.most_bytes(to))) {
+  if (!departures_.has_left(to) &&
+      routes::is_eager(bytes, static_cast<std::size_t>(together), links_.most_bytes(to))) {
     credit.sent += cost_of(bytes);
     links_.send(to, head, bytes_of(call));
     if (call.keep_alive) mutex_.destroy(std::move(call.keep_alive));
@@ -77,7 +83,8 @@ std::shared_ptr<HandleState> PeerMessages::send(PeerCall call) {
   send.call = std::move(call);
   send.pending = make_state();
   const bool fed = routes::is_fed(bytes, send.call.waits, parts_.topology.has_core());
-  if (exposed_ != nullptr && !links_.is_elsewhere(to) && bytes > 0) send.location = exposed_->expose(send.call.input, bytes, fed);
+  if (exposed_ != nullptr && !links_.is_elsewhere(to) && bytes > 0)
+    send.location = exposed_->expose(send.call.input, bytes, fed);
   head.kind = PeerFrameKind::Offer;
   head.id = ++numbers_;
   head.words[0] = send.location.value_or(kNoLocation);
@@ -117,11 +124,12 @@ std::shared_ptr<HandleState> PeerMessages::receive(PeerCall call, int& from) {
 }
 
 void PeerMessages::count_open(const PeerCall& call, int by) {
-  const bool elsewhere = parts_.peers != nullptr && (call.peer == kAnyPeer || links_.is_elsewhere(call.peer));
+  const bool elsewhere =
+      parts_.peers != nullptr && (call.peer == kAnyPeer || links_.is_elsewhere(call.peer));
   attention_.count_open(elsewhere, by);
 }
 
-// --------------------------------------------------------------------------------------------------------------------- driving
+// ----------------------------------------------------------------------------------------- driving
 
 bool PeerMessages::advance(EngineLock& lock, bool copies) {
   const auto taking = [this](int from, const PeerFrameHead& head, const PeerPayload& payload)
@@ -137,14 +145,16 @@ bool PeerMessages::advance(EngineLock& lock, bool copies) {
 }
 
 bool PeerMessages::exchange(const Turn& turn) {
-  const bool any = links_.exchange(turn, [this](int from, const PeerFrameHead& head, const PeerPayload& payload)
-                                             HVD_NO_THREAD_SAFETY_ANALYSIS { take(from, head, payload); });
+  const bool any =
+      links_.exchange(turn, [this](int from, const PeerFrameHead& head, const PeerPayload& payload)
+                                HVD_NO_THREAD_SAFETY_ANALYSIS { take(from, head, payload); });
   return update() || any;
 }
 
 /// Returns whether this rank is rung for more than before: it must look again.
 bool PeerMessages::update() {
-  attention_.set_work(!copies_.empty() || !fed_.empty() || links_.has_waiting() || links_.has_own());
+  attention_.set_work(!copies_.empty() || !fed_.empty() || links_.has_waiting() ||
+                      links_.has_own());
   return attention_.update(!fed_.empty() || links_.has_waiting());
 }
 
@@ -173,10 +183,11 @@ void PeerMessages::take(int from, const PeerFrameHead& head, const PeerPayload& 
   }
 }
 
-// ---------------------------------------------------------------------------------------------------- where message and recv meet
+// --------------------------------------------------------------------- where message and recv meet
 
 void PeerMessages::arrived(int from, const PeerFrameHead& head, const PeerPayload& payload) {
-  if (auto receive = inbox_.take_posted(head.tag, from)) return meet(std::move(*receive), from, head, payload);
+  if (auto receive = inbox_.take_posted(head.tag, from))
+    return meet(std::move(*receive), from, head, payload);
   if (departures_.is_over()) {
     if (head.kind == PeerFrameKind::Eager) return count_taken(from, head);
     return refuse(from, head.id, departures_.nothing_is_received());
@@ -186,7 +197,8 @@ void PeerMessages::arrived(int from, const PeerFrameHead& head, const PeerPayloa
   inbox_.keep({from, head, std::move(kept)});
 }
 
-void PeerMessages::meet(PeerReceive receive, int from, const PeerFrameHead& head, const PeerPayload& payload) {
+void PeerMessages::meet(PeerReceive receive, int from, const PeerFrameHead& head,
+                        const PeerPayload& payload) {
   const bool is_offer = head.kind == PeerFrameKind::Offer;
   PeerCall& call = receive.call;
   receive.from = from;
@@ -194,8 +206,10 @@ void PeerMessages::meet(PeerReceive receive, int from, const PeerFrameHead& head
   if (!is_offer) count_taken(from, head);
   if (!fits(head, call)) {
     Status status{Status::Code::Mismatch,
-                  formatted("message from rank {} to rank {} with tag {}: sent: {} elements of {}; to be received: {} of {}", from,
-                            parts_.topology.rank, head.tag, head.count, name_of(head.dtype), call.count, name_of(call.dtype))};
+                  formatted("message from rank {} to rank {} with tag {}: sent: {} elements of {}; "
+                            "to be received: {} of {}",
+                            from, parts_.topology.rank, head.tag, head.count, name_of(head.dtype),
+                            call.count, name_of(call.dtype))};
     if (is_offer) refuse(from, head.id, status);
     return end(*receive.pending, call, std::move(status));
   }
@@ -229,7 +243,7 @@ void PeerMessages::refuse(int from, std::uint64_t send, const Status& why) {
   links_.send(from, answer(PeerFrameKind::Refused, send), text);
 }
 
-// ------------------------------------------------------------------------------------------------------------- what is under way
+// ------------------------------------------------------------------------------- what is under way
 
 void PeerMessages::take_answer(const PeerFrameHead& head, const PeerPayload& payload) {
   const auto found = sends_.find(head.id);
@@ -284,7 +298,8 @@ void PeerMessages::chunk_came(const PeerFrameHead& head, const PeerPayload& payl
   const auto found = receives_.find(head.id);
   if (found == receives_.end()) return;  // it has ended, with the world
   PeerReceive& receive = found->second;
-  if (payload.size() > receive.call.bytes() - receive.got) throw WireError("more of a message than there is");
+  if (payload.size() > receive.call.bytes() - receive.got)
+    throw WireError("more of a message than there is");
   payload.copy_to(static_cast<std::byte*>(receive.call.output) + receive.got);
   receive.got += payload.size();
   if (receive.got == receive.call.bytes()) {
@@ -309,7 +324,8 @@ bool PeerMessages::copy_some(EngineLock& lock) HVD_NO_THREAD_SAFETY_ANALYSIS {
   Status failure;
   lock.unlock();
   try {
-    is_there = exposed_->get(links_.index_of(receive.from), *receive.location, receive.got, to, bytes);
+    is_there =
+        exposed_->get(links_.index_of(receive.from), *receive.location, receive.got, to, bytes);
   } catch (...) {
     failure = status_of_current_exception();
   }
@@ -332,7 +348,7 @@ bool PeerMessages::copy_some(EngineLock& lock) HVD_NO_THREAD_SAFETY_ANALYSIS {
   return is_there;
 }
 
-// ------------------------------------------------------------------------------------------------------------------------ ends
+// -------------------------------------------------------------------------------------------- ends
 
 void PeerMessages::end(HandleState& pending, PeerCall& call, Status status) {
   count_open(call, -1);
@@ -358,7 +374,8 @@ void PeerMessages::end_receive(Receives::iterator receive, Status status) {
 }
 
 void PeerMessages::fail_all(const Status& how) {
-  for (auto& receive : inbox_.take_posted_if([](int) { return true; })) end(*receive.pending, receive.call, how);
+  for (auto& receive : inbox_.take_posted_if([](int) { return true; }))
+    end(*receive.pending, receive.call, how);
   while (!sends_.empty()) end_send(sends_.begin(), how);
   copies_.clear();
   for (auto receive = receives_.begin(); receive != receives_.end();) {
@@ -393,8 +410,10 @@ void PeerMessages::note_left(int rank) {
 }
 
 void PeerMessages::end_those_of_gone() {
-  const auto is_one = [this](int peer) HVD_NO_THREAD_SAFETY_ANALYSIS { return departures_.is_hopeless(peer); };
-  for (auto& receive : inbox_.take_posted_if(is_one)) end(*receive.pending, receive.call, departures_.nothing_comes(receive.call));
+  const auto is_one = [this](int peer)
+                          HVD_NO_THREAD_SAFETY_ANALYSIS { return departures_.is_hopeless(peer); };
+  for (auto& receive : inbox_.take_posted_if(is_one))
+    end(*receive.pending, receive.call, departures_.nothing_comes(receive.call));
 }
 
 }  // namespace hvd

@@ -1,15 +1,18 @@
 #pragma once
-/// PeerMessages are the sends and recvs of one rank, and what other ranks have sent it. A message and a recv meet at the receiver: in the
-/// order in which each came, for the same tag and the rank that the recv asks for. How the elements get there:
+/// PeerMessages are the sends and recvs of one rank, and what other ranks have sent it. A message
+/// and a recv meet at the receiver: in the order in which each came, for the same tag and the rank
+/// that the recv asks for. How the elements get there:
 ///
-///   eager      small: with the first frame, before anybody asks; the send is done at once. As many bytes of them as a rank has not
+///   eager      small: with the first frame, before anybody asks; the send is done at once. As many
+///              bytes of them as a rank has not
 ///   received
 ///              of one sender are bounded: what is beyond that is offered
 ///   got        offered, and the receiver reads it where it lies: one copy (hvd/exposed_memory.h)
-///   in chunks  offered, and asked for: through the links, so many under way at once. Also what is large and could be read, where the
-///              sender waits: then both ranks copy
+///   in chunks  offered, and asked for: through the links, so many under way at once. Also what is
+///              large and could be read, where the sender waits: then both ranks copy
 ///
-/// All under the engine's mutex, which is free while much is copied. A failure ends the world, and with it all that is pending.
+/// All under the engine's mutex, which is free while much is copied. A failure ends the world, and
+/// with it all that is pending.
 // Tested in tests/hvd/engine/peer_messages_test.cc
 
 #include <cstddef>
@@ -52,16 +55,21 @@ class PeerMessages {
   [[nodiscard]] const PeerAttention& attention() const { return attention_; }
 
   // ---- driving
-  /// Does what can be done now, as far as this domain is concerned. The mutex, of which `lock` is the lock, may be free meanwhile, unless
-  /// `copies` is false: then what takes long is left for later. Returns whether there was anything. Throws what a backend throws.
+  /// Does what can be done now, as far as this domain is concerned. The mutex, of which `lock` is
+  /// the lock, may be free meanwhile, unless `copies` is false: then what takes long is left for
+  /// later. Returns whether there was anything. Throws what a backend throws.
   bool advance(EngineLock& lock, bool copies = true) HVD_REQUIRES(engine_mutex);
   /// Does the rest. Throws what a transport throws.
   bool exchange(const Turn& turn) HVD_REQUIRES(engine_mutex);
   /// Returns whether `advance` might do something. Any thread.
   [[nodiscard]] bool has_news() const { return attention_.has_work() || links_.has_any(); }
-  [[nodiscard]] bool has_unsent(const Turn& turn) HVD_REQUIRES(engine_mutex) { return parts_.peers != nullptr && links_.has_unsent(turn); }
+  [[nodiscard]] bool has_unsent(const Turn& turn) HVD_REQUIRES(engine_mutex) {
+    return parts_.peers != nullptr && links_.has_unsent(turn);
+  }
   /// Returns whether no send or recv of this rank is pending.
-  [[nodiscard]] bool is_idle() const HVD_REQUIRES(engine_mutex) { return inbox_.posted().empty() && receives_.empty() && sends_.empty(); }
+  [[nodiscard]] bool is_idle() const HVD_REQUIRES(engine_mutex) {
+    return inbox_.posted().empty() && receives_.empty() && sends_.empty();
+  }
   /// Returns how many sends and recvs have ended that were pending.
   [[nodiscard]] std::uint64_t ended() const HVD_REQUIRES(engine_mutex) { return ended_; }
 
@@ -72,13 +80,16 @@ class PeerMessages {
   void note_left(int rank) HVD_REQUIRES(engine_mutex);
   /// Ends all that is pending. `how`: with which state.
   void fail_all(const Status& how) HVD_REQUIRES(engine_mutex);
-  /// Calls `report(text, since, reported)` for each that a thread waits for. `reported`: when it was last said to be late.
+  /// Calls `report(text, since, reported)` for each that a thread waits for. `reported`: when it
+  /// was last said to be late.
   template <class Report>
   void for_each_awaited(const Report& report) HVD_REQUIRES(engine_mutex) {
     for (auto& [key, op] : inbox_.posted())
-      if (op.pending->waited_for.load(std::memory_order_relaxed)) report(describe(op.call, false), op.since, op.reported);
+      if (op.pending->waited_for.load(std::memory_order_relaxed))
+        report(describe(op.call, false), op.since, op.reported);
     for (auto& [id, op] : sends_)
-      if (op.pending->waited_for.load(std::memory_order_relaxed)) report(describe(op.call, true), op.since, op.reported);
+      if (op.pending->waited_for.load(std::memory_order_relaxed))
+        report(describe(op.call, true), op.since, op.reported);
   }
 
  private:
@@ -93,17 +104,22 @@ class PeerMessages {
   };
   /// The bytes of eager messages between this rank and another.
   struct Credit {
-    std::uint64_t sent = 0, taken = 0;     ///< of this rank's: sent, and received as far as the other has said
+    std::uint64_t sent = 0,
+                  taken = 0;  ///< of this rank's: sent, and received as far as the other has said
     std::uint64_t received = 0, told = 0;  ///< of the other's: received, and as this rank has said
   };
   using Receives = std::map<std::uint64_t, PeerReceive>;
   using Sends = std::map<std::uint64_t, Send>;
 
-  void take(int from, const PeerFrameHead& head, const PeerPayload& payload) HVD_REQUIRES(engine_mutex);
-  void arrived(int from, const PeerFrameHead& head, const PeerPayload& payload) HVD_REQUIRES(engine_mutex);
-  void meet(PeerReceive receive, int from, const PeerFrameHead& head, const PeerPayload& payload) HVD_REQUIRES(engine_mutex);
+  void take(int from, const PeerFrameHead& head, const PeerPayload& payload)
+      HVD_REQUIRES(engine_mutex);
+  void arrived(int from, const PeerFrameHead& head, const PeerPayload& payload)
+      HVD_REQUIRES(engine_mutex);
+  void meet(PeerReceive receive, int from, const PeerFrameHead& head, const PeerPayload& payload)
+      HVD_REQUIRES(engine_mutex);
   void chunk_came(const PeerFrameHead& head, const PeerPayload& payload) HVD_REQUIRES(engine_mutex);
-  void take_answer(const PeerFrameHead& head, const PeerPayload& payload) HVD_REQUIRES(engine_mutex);
+  void take_answer(const PeerFrameHead& head, const PeerPayload& payload)
+      HVD_REQUIRES(engine_mutex);
   bool feed(Send& send) HVD_REQUIRES(engine_mutex);
   bool feed_all() HVD_REQUIRES(engine_mutex);
   bool copy_some(EngineLock& lock) HVD_REQUIRES(engine_mutex);
@@ -127,8 +143,10 @@ class PeerMessages {
   PeerInbox inbox_ HVD_GUARDED_BY(engine_mutex);
   Receives receives_ HVD_GUARDED_BY(engine_mutex);  ///< that have met their message, by number
   Sends sends_ HVD_GUARDED_BY(engine_mutex);
-  std::deque<std::uint64_t> copies_ HVD_GUARDED_BY(engine_mutex);  ///< recvs that get their message, and no thread is at it
-  std::set<std::uint64_t> fed_ HVD_GUARDED_BY(engine_mutex);       ///< sends whose chunks have not all been sent
+  std::deque<std::uint64_t> copies_
+      HVD_GUARDED_BY(engine_mutex);  ///< recvs that get their message, and no thread is at it
+  std::set<std::uint64_t> fed_
+      HVD_GUARDED_BY(engine_mutex);  ///< sends whose chunks have not all been sent
   std::uint64_t numbers_ HVD_GUARDED_BY(engine_mutex) = 0;
   std::uint64_t ended_ HVD_GUARDED_BY(engine_mutex) = 0;
 };

@@ -14,7 +14,8 @@ namespace hvd {
 
 namespace {
 
-/// One that the device is at work on, and one behind it. More: what is agreed meanwhile travels in smaller batches.
+/// One that the device is at work on, and one behind it. More: what is agreed meanwhile travels in
+/// smaller batches.
 constexpr std::ptrdiff_t kEnqueuedOfASet = 2;
 constexpr std::size_t kMostTold = 4096;  // names of which the log has said which way they take
 
@@ -26,7 +27,8 @@ void BatchRunner::enqueue(CutBatch cut, Ledger& ledger) {
   Prepared batch{std::move(cut), {}, {}};
   for (const auto& planned : batch.cut.plan.tensors) {
     Entry* entry = ledger.find(table_.unit(planned.unit).ref());
-    if (entry == nullptr) throw BackendError("a batch with a tensor that this rank has not submitted");
+    if (entry == nullptr)
+      throw BackendError("a batch with a tensor that this rank has not submitted");
     batch.entries.push_back(entry);
     auto& locations = batch.locations.emplace_back();
     for (int rank = 0; rank < board.ranks(); ++rank)
@@ -36,8 +38,9 @@ void BatchRunner::enqueue(CutBatch cut, Ledger& ledger) {
 }
 
 bool BatchRunner::has_only_small_ones() const {
-  return std::all_of(queued_.begin(), queued_.end(),
-                     [](const Prepared& batch) { return routes::is_at_once(static_cast<std::size_t>(batch.cut.plan.bytes)); });
+  return std::all_of(queued_.begin(), queued_.end(), [](const Prepared& batch) {
+    return routes::is_at_once(static_cast<std::size_t>(batch.cut.plan.bytes));
+  });
 }
 
 bool BatchRunner::run(const Turn& /*turn*/, std::vector<Prepared> queued) {
@@ -57,7 +60,8 @@ bool BatchRunner::run(const Turn& /*turn*/, std::vector<Prepared> queued) {
 
 void keep_for_ever(std::shared_ptr<void> owner) noexcept {
   static std::mutex mutex;
-  static auto* const kept = new std::vector<std::shared_ptr<void>>;  // never destroyed: the device does not end before the process
+  // never destroyed: the device does not end before the process
+  static auto* const kept = new std::vector<std::shared_ptr<void>>;
   const std::lock_guard lock(mutex);
   kept->push_back(std::move(owner));
 }
@@ -72,14 +76,18 @@ bool BatchRunner::abort(const Turn& /*turn*/) noexcept {
 }
 
 bool BatchRunner::uses(const Turn& /*turn*/, int process_set) const {
-  const auto is_of_set = [&](const Prepared& batch) { return batch.cut.plan.process_set == process_set; };
+  const auto is_of_set = [&](const Prepared& batch) {
+    return batch.cut.plan.process_set == process_set;
+  };
   return std::any_of(queued_.begin(), queued_.end(), is_of_set) ||
-         std::any_of(running_.begin(), running_.end(), [&](const Running& running) { return is_of_set(running.batch); });
+         std::any_of(running_.begin(), running_.end(),
+                     [&](const Running& running) { return is_of_set(running.batch); });
 }
 
 bool BatchRunner::polls(const Turn& /*turn*/) const {
-  return std::any_of(running_.begin(), running_.end(),
-                     [](const Running& running) { return !running.backend->notifies() && !running.execution->is_rung(); });
+  return std::any_of(running_.begin(), running_.end(), [](const Running& running) {
+    return !running.backend->notifies() && !running.execution->is_rung();
+  });
 }
 
 BatchMember BatchRunner::make_member(const Prepared& prepared, std::size_t index) const {
@@ -95,7 +103,8 @@ BatchMember BatchRunner::make_member(const Prepared& prepared, std::size_t index
   member.padded = tensor.padded;
   member.locations = prepared.locations[index];
   const OpKind kind = entry.key.kind;
-  if (kind != OpKind::Allgather && kind != OpKind::Alltoall && kind != OpKind::Reducescatter) return member;
+  if (kind != OpKind::Allgather && kind != OpKind::Alltoall && kind != OpKind::Reducescatter)
+    return member;
   std::int64_t row = 1;
   for (std::size_t d = 1; d < tensor.shape.size(); ++d) row *= tensor.shape[d];
   std::int64_t own = 0;
@@ -105,7 +114,8 @@ BatchMember BatchRunner::make_member(const Prepared& prepared, std::size_t index
     for (std::size_t i = member.counts.size(); i < set.ranks.size(); ++i)
       member.counts.push_back(scattered_rows(tensor.shape.front(), set.ranks.size(), i) * row);
     const auto self = static_cast<std::size_t>(set.rank);
-    own = tensor.splits.empty() ? scattered_rows(tensor.shape.front(), set.ranks.size(), self) : tensor.splits[self];
+    own = tensor.splits.empty() ? scattered_rows(tensor.shape.front(), set.ranks.size(), self)
+                                : tensor.splits[self];
   } else {
     for (const auto rows : entry.rows[place]) member.counts.push_back(rows * row);
     own = std::accumulate(entry.rows[place].begin(), entry.rows[place].end(), std::int64_t{0});
@@ -124,10 +134,12 @@ Batch BatchRunner::make_batch(const Prepared& prepared) const {
   Batch batch;
   batch.sequence = prepared.cut.sequence;
   batch.order = prepared.cut.order;
-  batch.traits = traits_of(first.signature, plan.dtype, first.submission.device, table_.sets().info(plan.process_set));
-  std::set_difference(batch.traits.set->ranks.begin(), batch.traits.set->ranks.end(), plan.absent.begin(), plan.absent.end(),
-                      std::back_inserter(batch.ranks));
-  for (std::size_t i = 0; i < prepared.entries.size(); ++i) batch.members.push_back(make_member(prepared, i));
+  batch.traits = traits_of(first.signature, plan.dtype, first.submission.device,
+                           table_.sets().info(plan.process_set));
+  std::set_difference(batch.traits.set->ranks.begin(), batch.traits.set->ranks.end(),
+                      plan.absent.begin(), plan.absent.end(), std::back_inserter(batch.ranks));
+  for (std::size_t i = 0; i < prepared.entries.size(); ++i)
+    batch.members.push_back(make_member(prepared, i));
   batch.timed = parts_.timeline->on();
   return batch;
 }
@@ -139,7 +151,8 @@ void BatchRunner::count(const Prepared& prepared, const Batch& batch) const {
   for (std::size_t i = 0; i < batch.members.size(); ++i) {
     if (prepared.entries[i]->submission.internal) continue;
     ++tensors;
-    bytes += static_cast<std::uint64_t>(batch.members[i].count) * element_bytes(prepared.cut.plan.dtype);
+    bytes +=
+        static_cast<std::uint64_t>(batch.members[i].count) * element_bytes(prepared.cut.plan.dtype);
   }
   if (tensors == 0) return;
   StatsCounters& stats = *parts_.stats;
@@ -161,8 +174,8 @@ void BatchRunner::note_way(const Prepared& prepared, const Execution& execution)
     const std::string name(display_name(entry->key.name));
     if (told_ways_.size() >= kMostTold || !told_ways_.emplace(name, way).second) continue;
     const RouteRow& row = all_routes()[static_cast<std::size_t>(way.route)];
-    log(LogLevel::Debug, "{} '{}', in a batch of {} bytes: {}, by {}: {}", name_of(entry->key.kind), name, prepared.cut.plan.bytes,
-        name_of(way), row.who, row.why);
+    log(LogLevel::Debug, "{} '{}', in a batch of {} bytes: {}, by {}: {}", name_of(entry->key.kind),
+        name, prepared.cut.plan.bytes, name_of(way), row.who, row.why);
   }
 }
 
@@ -202,13 +215,16 @@ void BatchRunner::hand_over(Running& running) {
   }
 }
 
-/// Lets the next batch of a set be cut while a device is at work on this one. Returns whether it has.
+/// Lets the next batch of a set be cut while a device is at work on this one. Returns whether it
+/// has.
 bool BatchRunner::retire_enqueued() {
   bool retired = false;
   for (auto& running : running_) {
     if (running.retired || !running.handed_over || !running.backend->keeps_order()) continue;
     const int set = running.batch.cut.plan.process_set;
-    const auto waits_there = [set](const Running& other) { return other.handed_over && other.batch.cut.plan.process_set == set; };
+    const auto waits_there = [set](const Running& other) {
+      return other.handed_over && other.batch.cut.plan.process_set == set;
+    };
     if (std::count_if(running_.begin(), running_.end(), waits_there) >= kEnqueuedOfASet) continue;
     retired = running.retired = true;
     const EngineLock lock(mutex_);
@@ -223,7 +239,8 @@ void BatchRunner::finish(Running& running) {
   cutter_.retire(running.batch.cut);
   cutter_.depart(running.batch.cut);
   for (Entry* entry : running.batch.entries) {
-    if (const auto since = running.execution->copying_out_since(); since && entry->trace != 0 && entry->unfinished == 1)
+    if (const auto since = running.execution->copying_out_since();
+        since && entry->trace != 0 && entry->unfinished == 1)
       parts_.timeline->copying_out(entry->trace, since->time_since_epoch().count());
     if (--entry->unfinished == 0) engine_.finish(*entry, {});
   }

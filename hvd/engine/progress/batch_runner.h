@@ -1,6 +1,7 @@
 #pragma once
-/// Runs batches: launches what is cut on its backend, advances what is under way, and ends the entries of what is done. Batches come in
-/// under the engine's mutex; all else is done by the thread that has the turn.
+/// Runs batches: launches what is cut on its backend, advances what is under way, and ends the
+/// entries of what is done. Batches come in under the engine's mutex; all else is done by the
+/// thread that has the turn.
 // Tested in tests/hvd/engine/engine_test.cc, tests/hvd/engine/cutter_test.cc
 
 #include <cstdint>
@@ -31,22 +32,28 @@ class BatchRunner {
     std::vector<std::vector<std::uint64_t>> locations;  ///< per tensor, by rank of the domain
   };
 
-  BatchRunner(const EngineParts& parts, const Negotiator& table, Cutter& cutter, EngineMutex& mutex, EngineEvents& engine)
+  BatchRunner(const EngineParts& parts, const Negotiator& table, Cutter& cutter, EngineMutex& mutex,
+              EngineEvents& engine)
       : parts_(parts), table_(table), cutter_(cutter), mutex_(mutex), engine_(engine) {}
 
   // ---- under the engine's mutex
-  /// Takes a batch with tensors of this rank. Reads off the board where they are on each rank of the domain: later the slots may belong to
-  /// other tensors.
+  /// Takes a batch with tensors of this rank. Reads off the board where they are on each rank of
+  /// the domain: later the slots may belong to other tensors.
   void enqueue(CutBatch cut, Ledger& ledger) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool has_queued() const HVD_REQUIRES(engine_mutex) { return !queued_.empty(); }
-  /// Returns whether all that is queued is so small that whoever has completed the agreement does it at once.
+  /// Returns whether all that is queued is so small that whoever has completed the agreement does
+  /// it at once.
   [[nodiscard]] bool has_only_small_ones() const HVD_REQUIRES(engine_mutex);
-  [[nodiscard]] std::vector<Prepared> take_queued() HVD_REQUIRES(engine_mutex) { return std::exchange(queued_, {}); }
+  [[nodiscard]] std::vector<Prepared> take_queued() HVD_REQUIRES(engine_mutex) {
+    return std::exchange(queued_, {});
+  }
 
   // ---- with the turn
-  /// Launches what was queued and advances all once. Returns whether there was anything to do. Throws what a backend throws.
+  /// Launches what was queued and advances all once. Returns whether there was anything to do.
+  /// Throws what a backend throws.
   bool run(const Turn& turn, std::vector<Prepared> queued);
-  /// Ends what is under way, with an error on the device where it has begun. Returns whether all is at rest.
+  /// Ends what is under way, with an error on the device where it has begun. Returns whether all is
+  /// at rest.
   bool abort(const Turn& turn) noexcept;
   /// Returns whether a batch of the set is queued or under way.
   [[nodiscard]] bool uses(const Turn& turn, int process_set) const HVD_REQUIRES(engine_mutex);

@@ -12,8 +12,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// The wait before the coordination thread ends what a burst has gathered: its caller is about to, and goes on if more has come meanwhile,
-/// for a few times.
+/// The wait before the coordination thread ends what a burst has gathered: its caller is about to,
+/// and goes on if more has come meanwhile, for a few times.
 constexpr auto kGatherTime = 50us;
 constexpr int kMostGatherTimes = 4;
 /// The wait before it tries once more where another thread has the turn.
@@ -52,7 +52,8 @@ Turn ProgressLoop::take(std::chrono::steady_clock::time_point deadline) {
 void ProgressLoop::wait_for(HandleState& pending) {
   burst_.end();
   pending.waited_for.store(true, std::memory_order_relaxed);
-  callers_.add_here();  // also where nothing is to be waited for: the next thing that others lack may be this thread's
+  // also where nothing is to be waited for: the next thing that others lack may be this thread's
+  callers_.add_here();
   if (!may_go_on(pending)) {
     const CallerThreads::Wait waiting(callers_, pending);
     wait_until([&] { return may_go_on(pending); });
@@ -76,8 +77,11 @@ void ProgressLoop::call_for_burst() {
 }
 
 void ProgressLoop::hand_over(const Turn& turn) noexcept {
-  const bool missed = has_missed_turn_.load(std::memory_order_relaxed) && has_missed_turn_.exchange(false);
-  const bool more = engine_.has_more(turn) || (missed && (burst_.is_gathering() || is_watching() || engine_.expects_messages(turn)));
+  const bool missed =
+      has_missed_turn_.load(std::memory_order_relaxed) && has_missed_turn_.exchange(false);
+  const bool more =
+      engine_.has_more(turn) ||
+      (missed && (burst_.is_gathering() || is_watching() || engine_.expects_messages(turn)));
   release();
   if (more) board_.bells().ring_worker(board_.self());
 }
@@ -92,13 +96,16 @@ void ProgressLoop::idle_wait(const Turn& turn, std::uint32_t seen_doorbell, unsi
   if (idle_rounds == 0) polls_.again();
   if (engine_.polls(turn)) {
     if (polls_.pause(waits::kPolled)) return;
-    const auto pause = std::min<std::chrono::microseconds>(20us * (1U << std::min(idle_rounds / 64, 5U)), 500us);
+    const auto pause =
+        std::min<std::chrono::microseconds>(20us * (1U << std::min(idle_rounds / 64, 5U)), 500us);
     if (idle_rounds > 4) std::this_thread::sleep_for(pause);
     return;
   }
   const Bells::Watcher watcher(board_.bells());
   if (engine_.has_results(turn)) return;
-  const auto is_rung = [&] { return board_.bells().wait_doorbell().load(std::memory_order_acquire) != seen_doorbell; };
+  const auto is_rung = [&] {
+    return board_.bells().wait_doorbell().load(std::memory_order_acquire) != seen_doorbell;
+  };
   if (short_wait_.until(is_rung)) return;
   board_.bells().sleep_waiting(seen_doorbell, until_trouble(idle_sleep()));
 }
@@ -118,7 +125,8 @@ std::chrono::milliseconds ProgressLoop::coordinate_once(Turn turn) {
   return pause;
 }
 
-/// Gives a thread of the program that is submitting operations which are to travel together the time to submit more of them.
+/// Gives a thread of the program that is submitting operations which are to travel together the
+/// time to submit more of them.
 void ProgressLoop::let_gather() {
   std::uint32_t before = 0;
   for (int times = 0; times < kMostGatherTimes && burst_.is_gathering(); ++times) {
@@ -131,12 +139,14 @@ void ProgressLoop::let_gather() {
 
 void ProgressLoop::coordinate() {
   const InsideLibrary inside;
-  std::optional<Bells::WorkerWatch> watch;  // while functions wait for results, which no other thread of this rank may
+  // while functions wait for results, which no other thread of this rank may
+  std::optional<Bells::WorkerWatch> watch;
   pin_this_thread(parts_.config.thread_affinity, parts_.topology.local_rank);
   board_.begin_life();
   if (parts_.may_begin && !parts_.may_begin()) return;
   while (!stop_.load() && !die_.load()) {
-    const std::uint32_t doorbell = board_.bells().work_doorbell(board_.self()).load(std::memory_order_seq_cst);
+    const std::uint32_t doorbell =
+        board_.bells().work_doorbell(board_.self()).load(std::memory_order_seq_cst);
     auto pause = idle_sleep();
     if (!is_watching()) {
       watch.reset();
@@ -149,14 +159,17 @@ void ProgressLoop::coordinate() {
     } else {
       has_missed_turn_.store(true);
       if (burst_.is_gathering()) {
-        board_.bells().ring_waiters();  // among them a thread of this rank that has the turn and sleeps
-        pause = kGatherAgain;           // the turn may have been handed over just before it was missed
+        // among them a thread of this rank that has the turn and sleeps
+        board_.bells().ring_waiters();
+        // the turn may have been handed over just before it was missed
+        pause = kGatherAgain;
       }
       if (watch) pause = kGatherAgain;
     }
     board_.bells().sleep_working(doorbell, until_trouble(pause));
   }
-  // A coordination thread that ends otherwise, with its process, leaves its life unended: the others read that as a death.
+  // A coordination thread that ends otherwise, with its process, leaves its life unended: the
+  // others read that as a death.
   if (in_order_.load() && !die_.load()) board_.end_life();
 }
 

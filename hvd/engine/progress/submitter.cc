@@ -14,18 +14,22 @@ using namespace std::chrono_literals;
 namespace {
 
 std::string joined_text(const UnitKey& key, int rank) {
-  return formatted("{} '{}': rank {} has joined process set {}: it can submit again when all its ranks have", name_of(key.kind),
-                   display_name(key.name), rank, key.process_set);
+  return formatted(
+      "{} '{}': rank {} has joined process set {}: it can submit again when all its ranks have",
+      name_of(key.kind), display_name(key.name), rank, key.process_set);
 }
 
 }  // namespace
 
 std::string removed_text(const UnitKey& key) {
-  return formatted("{} '{}': process set {} was removed", name_of(key.kind), display_name(key.name), key.process_set);
+  return formatted("{} '{}': process set {} was removed", name_of(key.kind), display_name(key.name),
+                   key.process_set);
 }
 
-void Submitter::wait_for_earlier(EngineLock& lock, const UnitKey& key, ProgressLoop& loop) HVD_NO_THREAD_SAFETY_ANALYSIS {
-  while (key.kind == OpKind::Join && queue_.contains_set(key.process_set) && over_.ok() && !board_.failed()) {
+void Submitter::wait_for_earlier(EngineLock& lock, const UnitKey& key,
+                                 ProgressLoop& loop) HVD_NO_THREAD_SAFETY_ANALYSIS {
+  while (key.kind == OpKind::Join && queue_.contains_set(key.process_set) && over_.ok() &&
+         !board_.failed()) {
     lock.unlock();
     loop.poll();
     std::this_thread::sleep_for(50us);
@@ -44,17 +48,20 @@ Entry* Submitter::admit(std::unique_ptr<Entry> fresh, bool& numbered) {
   UnitKey& key = fresh->key;
   if (!log_.table().sets().has(key.process_set)) throw InvalidArgument(removed_text(key));
   const auto& joined = log_.table().sets().joined(key.process_set);
-  const bool excluded = std::binary_search(joined.begin(), joined.end(), parts_.topology.rank) ||
-                        ledger_.find({key.process_set, OpKind::Join, std::string(kJoin)}) != nullptr;
+  const bool excluded =
+      std::binary_search(joined.begin(), joined.end(), parts_.topology.rank) ||
+      ledger_.find({key.process_set, OpKind::Join, std::string(kJoin)}) != nullptr;
   if (excluded && key.kind != OpKind::Join) throw Joined(joined_text(key, parts_.topology.rank));
   fresh->unnamed = queue_.name(key);
   numbered = fresh->unnamed.has_value();
   const Entry* const before = ledger_.find(key);
   const bool others_wait = queue_.contains(key);
   // Who waits for a stream only returns before the device is done: no mistake of theirs.
-  const bool comes_back = fresh->submission.on_stream && before != nullptr && before->pending->enqueued.load() && !others_wait;
+  const bool comes_back = fresh->submission.on_stream && before != nullptr &&
+                          before->pending->enqueued.load() && !others_wait;
   if ((others_wait || ledger_.is_unseen(key)) && !numbered) throw duplicate(key);
-  if (!comes_back && !(numbered && (before != nullptr || others_wait))) return &ledger_.admit(std::move(fresh));
+  if (!comes_back && !(numbered && (before != nullptr || others_wait)))
+    return &ledger_.admit(std::move(fresh));
   try {
     factory_.prepare(*fresh);  // under the mutex, which keeps the order of the submissions
   } catch (...) {
@@ -73,14 +80,16 @@ void Submitter::prepare(Entry& entry, bool numbered) {
     const EngineLock lock(mutex_);
     factory_.release(entry);
     const auto failed = ledger_.remove(entry);
-    if (numbered) queue_.take_back_name(failed->key.process_set, failed->key.kind, failed->key.name);
+    if (numbered)
+      queue_.take_back_name(failed->key.process_set, failed->key.kind, failed->key.name);
     throw;
   }
 }
 
 void Submitter::note_submission(Entry& entry) {
   if (!parts_.timeline->on()) return;
-  entry.trace = parts_.timeline->submitted(entry.submission, display_name(entry.key.name), is_unnamed(entry.key.name),
+  entry.trace = parts_.timeline->submitted(entry.submission, display_name(entry.key.name),
+                                           is_unnamed(entry.key.name),
                                            entry.since.time_since_epoch().count(), entry.copied);
 }
 
@@ -107,7 +116,8 @@ bool Submitter::announce(Entry& entry, bool gathers) {
         arrived(entry, ranks, gathers);
     }
   } catch (...) {
-    // Records that cannot be read, or a bug: the ranks' tables may differ from here on, so the world ends for all.
+    // Records that cannot be read, or a bug: the ranks' tables may differ from here on, so the
+    // world ends for all.
     board_.set_failure(status_of_current_exception());
     if (!announced) engine_.finish(entry, board_.failure());
   }

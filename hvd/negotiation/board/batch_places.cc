@@ -5,7 +5,9 @@
 
 namespace hvd {
 
-BatchState& BatchPlaces::state(std::uint64_t sequence) const { return board_.header().batches[sequence % kPlaces]; }
+BatchState& BatchPlaces::state(std::uint64_t sequence) const {
+  return board_.header().batches[sequence % kPlaces];
+}
 
 std::vector<std::uint64_t> BatchPlaces::find_places(std::size_t count) const {
   std::vector<std::uint64_t> sequences;
@@ -23,7 +25,8 @@ std::vector<std::uint64_t> BatchPlaces::find_places(std::size_t count) const {
 
 void BatchPlaces::open(std::uint64_t sequence, std::uint32_t group) {
   BatchState& place = state(sequence);
-  if (place.taken.load(std::memory_order_acquire)) throw BackendError("a batch for a place that another has");
+  if (place.taken.load(std::memory_order_acquire))
+    throw BackendError("a batch for a place that another has");
   place.sequence.store(sequence, std::memory_order_relaxed);
   place.next_chunk.store(0, std::memory_order_relaxed);
   place.finished.store(0, std::memory_order_relaxed);
@@ -34,7 +37,9 @@ void BatchPlaces::open(std::uint64_t sequence, std::uint32_t group) {
   ++board_.header().open_batches[group % kOpenCounts];
   board_.header().next_place = static_cast<std::uint32_t>((sequence + 1) % kPlaces);
 }
-std::uint32_t BatchPlaces::open_count(std::uint32_t group) const { return board_.header().open_batches[group % kOpenCounts]; }
+std::uint32_t BatchPlaces::open_count(std::uint32_t group) const {
+  return board_.header().open_batches[group % kOpenCounts];
+}
 
 bool BatchPlaces::retire(std::uint64_t sequence, std::uint32_t group) {
   if (state(sequence).retired.exchange(true, std::memory_order_acq_rel)) return false;
@@ -44,12 +49,14 @@ bool BatchPlaces::retire(std::uint64_t sequence, std::uint32_t group) {
 
 bool BatchPlaces::is_over(std::uint64_t sequence) const {
   const BatchState& place = state(sequence);
-  return !place.taken.load(std::memory_order_acquire) || place.sequence.load(std::memory_order_relaxed) != sequence;
+  return !place.taken.load(std::memory_order_acquire) ||
+         place.sequence.load(std::memory_order_relaxed) != sequence;
 }
 
 void BatchPlaces::depart(std::uint64_t sequence, std::uint32_t members) {
   BatchState& place = state(sequence);
-  if (place.departed.fetch_add(1, std::memory_order_acq_rel) + 1 == members) place.taken.store(false, std::memory_order_release);
+  if (place.departed.fetch_add(1, std::memory_order_acq_rel) + 1 == members)
+    place.taken.store(false, std::memory_order_release);
 }
 
 }  // namespace hvd

@@ -1,6 +1,6 @@
 #pragma once
-/// The batches under way on a board: a place for each, which all ranks of the domain see. Any thread of the rank; the functions that want
-/// the board's lock say so.
+/// The batches under way on a board: a place for each, which all ranks of the domain see. Any
+/// thread of the rank; the functions that want the board's lock say so.
 // Tested in tests/hvd/negotiation/board_test.cc
 
 #include <cstddef>
@@ -20,14 +20,17 @@ class BatchPlaces {
   explicit BatchPlaces(const BoardView& board) : board_(board) {}
 
   [[nodiscard]] BatchState& state(std::uint64_t sequence) const;
-  /// Returns sequence numbers for `count` batches, whose places are free; none if there are not so many. Needs the lock, until they are
-  /// opened.
-  [[nodiscard]] std::vector<std::uint64_t> find_places(std::size_t count) const HVD_REQUIRES(board_lock);
-  /// Prepares a batch's place. `group`: the batch counts among those of this number, as far as kOpenCounts tells numbers apart.
+  /// Returns sequence numbers for `count` batches, whose places are free; none if there are not so
+  /// many. Needs the lock, until they are opened.
+  [[nodiscard]] std::vector<std::uint64_t> find_places(std::size_t count) const
+      HVD_REQUIRES(board_lock);
+  /// Prepares a batch's place. `group`: the batch counts among those of this number, as far as
+  /// kOpenCounts tells numbers apart.
   void open(std::uint64_t sequence, std::uint32_t group) HVD_REQUIRES(board_lock);
   /// Returns how many batches of the group have been opened and not yet retired.
   [[nodiscard]] std::uint32_t open_count(std::uint32_t group) const HVD_REQUIRES(board_lock);
-  /// Marks the batch as over for whoever cuts the next one; the first rank to say so counts. False if already said.
+  /// Marks the batch as over for whoever cuts the next one; the first rank to say so counts. False
+  /// if already said.
   bool retire(std::uint64_t sequence, std::uint32_t group) HVD_REQUIRES(board_lock);
   /// Returns whether every rank of the domain that takes part has departed.
   [[nodiscard]] bool is_over(std::uint64_t sequence) const;

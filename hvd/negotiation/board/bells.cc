@@ -12,7 +12,8 @@ void ring(FutexWord& bell, const std::atomic<std::uint32_t>& sleepers) {
   if (sleepers.load(std::memory_order_seq_cst) > 0) futex_wake_all(bell);
 }
 
-void sleep_on(FutexWord& bell, std::atomic<std::uint32_t>& sleepers, std::uint32_t seen, std::chrono::nanoseconds timeout) {
+void sleep_on(FutexWord& bell, std::atomic<std::uint32_t>& sleepers, std::uint32_t seen,
+              std::chrono::nanoseconds timeout) {
   sleepers.fetch_add(1, std::memory_order_seq_cst);
   if (bell.load(std::memory_order_seq_cst) == seen) futex_wait(bell, seen, timeout);
   sleepers.fetch_sub(1, std::memory_order_seq_cst);
@@ -63,12 +64,15 @@ void Bells::sleep_waiting(std::uint32_t seen, std::chrono::nanoseconds timeout) 
   sleep_on(board_.header().wait_doorbell, board_.header().wait_sleepers, seen, timeout);
 }
 FutexWord& Bells::work_doorbell(int rank) const { return board_.area(rank).work_doorbell; }
-void Bells::ring_worker(int rank) { ring(board_.area(rank).work_doorbell, board_.area(rank).work_sleepers); }
+void Bells::ring_worker(int rank) {
+  ring(board_.area(rank).work_doorbell, board_.area(rank).work_sleepers);
+}
 void Bells::ring_all_workers() {
   for (int rank = 0; rank < board_.ranks(); ++rank) ring_worker(rank);
 }
 void Bells::sleep_working(std::uint32_t seen, std::chrono::nanoseconds timeout) {
-  sleep_on(board_.area(board_.self()).work_doorbell, board_.area(board_.self()).work_sleepers, seen, timeout);
+  sleep_on(board_.area(board_.self()).work_doorbell, board_.area(board_.self()).work_sleepers, seen,
+           timeout);
 }
 
 }  // namespace hvd

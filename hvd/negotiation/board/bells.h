@@ -1,6 +1,6 @@
 #pragma once
-/// The bells of a board: words on which threads of the domain's ranks sleep, and how whoever has news for them learns that it must ring.
-/// Any thread. Nothing fails.
+/// The bells of a board: words on which threads of the domain's ranks sleep, and how whoever has
+/// news for them learns that it must ring. Any thread. Nothing fails.
 // Tested in tests/hvd/negotiation/board_test.cc
 
 #include <atomic>
@@ -18,9 +18,11 @@ class Bells {
 
   /// The word that user threads waiting for a result sleep on, all ranks together.
   FutexWord& wait_doorbell() const;
-  /// Wakes the sleepers of `wait_doorbell`, if there are any, and the coordination threads that watch it.
+  /// Wakes the sleepers of `wait_doorbell`, if there are any, and the coordination threads that
+  /// watch it.
   void ring_waiters();
-  /// Marks a thread that is going to wait for `wait_doorbell` for as long as it lives. It must look for results once more then.
+  /// Marks a thread that is going to wait for `wait_doorbell` for as long as it lives. It must look
+  /// for results once more then.
   class Watcher {
    public:
     explicit Watcher(const Bells& bells);
@@ -31,8 +33,9 @@ class Bells {
    private:
     std::atomic<std::uint32_t>& watchers_;
   };
-  /// Marks the coordination thread of this rank likewise: whoever rings `wait_doorbell` rings its `work_doorbell` too. It must look for
-  /// results once more before it sleeps. One at a time for each rank.
+  /// Marks the coordination thread of this rank likewise: whoever rings `wait_doorbell` rings its
+  /// `work_doorbell` too. It must look for results once more before it sleeps. One at a time for
+  /// each rank.
   class WorkerWatch {
    public:
     explicit WorkerWatch(const Bells& bells);
@@ -46,8 +49,8 @@ class Bells {
   };
   /// Returns, after an arrival, whether somebody watches the bell, and may have looked before it.
   [[nodiscard]] bool has_watchers() const;
-  /// The same as `ring_waiters`, after `give_results`, for threads that look for results themselves: it costs nothing where none of them
-  /// watches the bell.
+  /// The same as `ring_waiters`, after `give_results`, for threads that look for results
+  /// themselves: it costs nothing where none of them watches the bell.
   void ring_watchers();
   /// Sleeps on `wait_doorbell` unless it has rung since `seen`.
   void sleep_waiting(std::uint32_t seen, std::chrono::nanoseconds timeout);

@@ -1,14 +1,17 @@
 #pragma once
-/// The board through which the ranks of one shared-memory domain (the processes of a host, or the threads of a test) agree: one log that
-/// all read in the same order, a slot per tensor where its readiness is counted, the state of the batches under way, and who lives. A view
-/// over a block of memory that every rank of the domain sees; owns nothing but the view. Any thread; the functions that want the lock say
-/// so. Nothing here blocks for longer than the lock is held, or a round is claimed: for nanoseconds, unless the rank that has it has lost
-/// its core. Where that has died the world ends with RankFailed; where it is stopped, who waits warns of it, and in the end the world ends
-/// with StallTimeout (hvd/negotiation/board/patience.h).
+/// The board through which the ranks of one shared-memory domain (the processes of a host, or the
+/// threads of a test) agree: one log that all read in the same order, a slot per tensor where its
+/// readiness is counted, the state of the batches under way, and who lives. A view over a block of
+/// memory that every rank of the domain sees; owns nothing but the view. Any thread; the functions
+/// that want the lock say so. Nothing here blocks for longer than the lock is held, or a round is
+/// claimed: for nanoseconds, unless the rank that has it has lost its core. Where that has died the
+/// world ends with RankFailed; where it is stopped, who waits warns of it, and in the end the world
+/// ends with StallTimeout (hvd/negotiation/board/patience.h).
 ///
-/// A rank may die at any instruction. The lock is robust (its next owner is told), counters of a dead rank stay as they were,
-/// and liveness is a robust mutex that the rank's coordination thread holds for as long as it lives: the kernel releases it
-/// however the process ends, in whatever pid namespace.
+/// A rank may die at any instruction. The lock is robust (its next owner is told), counters of a
+/// dead rank stay as they were, and liveness is a robust mutex that the rank's coordination thread
+/// holds for as long as it lives: the kernel releases it however the process ends, in whatever pid
+/// namespace.
 
 #include <cstddef>
 #include <cstdint>
@@ -47,8 +50,8 @@ class Board {
   [[nodiscard]] std::uint32_t slots() const { return view_.slots(); }
 
   // ---- the lock: orders appends to the log; held for microseconds
-  /// Blocks until this rank has the lock. An owner that has died ends the world with RankFailed, and the lock is had. Throws what ends the
-  /// world meanwhile.
+  /// Blocks until this rank has the lock. An owner that has died ends the world with RankFailed,
+  /// and the lock is had. Throws what ends the world meanwhile.
   void lock() { lock_.lock(); }
   void unlock() { lock_.unlock(); }
 
@@ -71,10 +74,12 @@ class Board {
   [[nodiscard]] Rings& rings() { return rings_; }
 
   // ---- life and death
-  /// Called by the coordination thread when it starts and when it ends; in between the kernel vouches for it.
+  /// Called by the coordination thread when it starts and when it ends; in between the kernel
+  /// vouches for it.
   void begin_life();
   void end_life();
-  /// Ends the world, naming it, if a rank of the domain has died without leaving. Returns whether one has. Any thread.
+  /// Ends the world, naming it, if a rank of the domain has died without leaving. Returns whether
+  /// one has. Any thread.
   bool end_if_one_died();
   /// Returns whether the rank with this index has died without leaving.
   [[nodiscard]] bool is_dead(int rank);
@@ -82,7 +87,8 @@ class Board {
   void leave();
   [[nodiscard]] bool all_left() const;
 
-  /// The failure that ended this world. The first one said stays; `failed()` holds once this has returned, whoever was first.
+  /// The failure that ended this world. The first one said stays; `failed()` holds once this has
+  /// returned, whoever was first.
   void set_failure(const Status& status);
   [[nodiscard]] bool failed() const;
   [[nodiscard]] Status failure() const;

@@ -13,15 +13,20 @@ constexpr std::size_t kLogReserve = 8192;  // for the few-byte records that must
 
 }  // namespace
 
-std::uint64_t BoardLog::tail() const { return board_.header().tail.load(std::memory_order_seq_cst); }
+std::uint64_t BoardLog::tail() const {
+  return board_.header().tail.load(std::memory_order_seq_cst);
+}
 
-std::uint64_t BoardLog::read_position(int rank) const { return board_.area(rank).read.load(std::memory_order_acquire); }
+std::uint64_t BoardLog::read_position(int rank) const {
+  return board_.area(rank).read.load(std::memory_order_acquire);
+}
 
 BoardLog::SlowestReader BoardLog::find_slowest() const {
   SlowestReader slowest{PatientWait::kNobody, board_.header().tail.load(std::memory_order_relaxed)};
   for (int rank = 0; rank < board_.ranks(); ++rank)
     if (board_.area(rank).left.load(std::memory_order_acquire) == 0)
-      if (const auto position = read_position(rank); position < slowest.position) slowest = {rank, position};
+      if (const auto position = read_position(rank); position < slowest.position)
+        slowest = {rank, position};
   return slowest;
 }
 
@@ -40,7 +45,8 @@ void BoardLog::copy_out(std::uint64_t at, std::span<std::byte> bytes) const {
 }
 
 bool BoardLog::is_unread(std::uint64_t bytes) {
-  if (tail() - read_by_all_ <= bytes) return false;  // nobody reads backwards: what all had read then, all have read
+  // nobody reads backwards: what all had read then, all have read
+  if (tail() - read_by_all_ <= bytes) return false;
   read_by_all_ = slowest_reader();
   return tail() - read_by_all_ > bytes;
 }
@@ -62,7 +68,8 @@ void BoardLog::append(std::span<const std::byte> record) {
 
 std::optional<Bytes> BoardLog::read_next() {
   auto& read = board_.area(board_.self()).read;  // what was returned before has been acted on
-  if (read.load(std::memory_order_relaxed) != position_) read.store(position_, std::memory_order_release);
+  if (read.load(std::memory_order_relaxed) != position_)
+    read.store(position_, std::memory_order_release);
   if (position_ == tail()) return std::nullopt;
   std::uint32_t size = 0;
   copy_out(position_, std::as_writable_bytes(std::span(&size, 1)));

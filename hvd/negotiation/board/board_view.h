@@ -1,6 +1,7 @@
 #pragma once
-/// A BoardView finds what lies in the memory of a board (hvd/negotiation/board/layout.h, which its users include for what it refers
-/// to). A value; the memory must outlive it. Any thread; nothing fails.
+/// A BoardView finds what lies in the memory of a board (hvd/negotiation/board/layout.h, which its
+/// users include for what it refers to). A value; the memory must outlive it. Any thread; nothing
+/// fails.
 // Tested in tests/hvd/negotiation/board_test.cc
 
 #include <atomic>
@@ -24,16 +25,18 @@ struct RingRank;
 struct RingHead;
 }  // namespace board_layout
 
-/// One batch under way. Its sequence number, modulo the number of places, says which place it has; the place is given to a later batch only
-/// when every rank of the domain that takes part has departed, so that a rank that comes late finds what it came for.
+/// One batch under way. Its sequence number, modulo the number of places, says which place it has;
+/// the place is given to a later batch only when every rank of the domain that takes part has
+/// departed, so that a rank that comes late finds what it came for.
 struct alignas(64) BatchState {
   std::atomic<std::uint64_t> sequence{0};    ///< whose place this is
   std::atomic<std::uint64_t> next_chunk{0};  ///< chunks are claimed by adding one
   std::atomic<std::uint64_t> finished{0};    ///< chunks, or ranks, that are done
-  std::atomic<bool> complete{false};         ///< the results are where they belong, for all ranks of the domain
-  std::atomic<bool> retired{false};          ///< a rank knows that it is over: the next batch may be cut
-  std::atomic<std::uint32_t> departed{0};    ///< ranks that need this state no more
-  std::atomic<bool> taken{false};            ///< from `BatchPlaces::open` until all have departed
+  std::atomic<bool> complete{
+      false};  ///< the results are where they belong, for all ranks of the domain
+  std::atomic<bool> retired{false};  ///< a rank knows that it is over: the next batch may be cut
+  std::atomic<std::uint32_t> departed{0};  ///< ranks that need this state no more
+  std::atomic<bool> taken{false};          ///< from `BatchPlaces::open` until all have departed
 };
 
 class BoardView {
@@ -61,7 +64,8 @@ class BoardView {
   int self_;
   int ranks_;
   std::uint32_t slots_;
-  std::size_t areas_at_, slots_at_, slot_bytes_, log_at_, callers_at_, caller_bytes_, rings_at_, ring_bytes_;
+  std::size_t areas_at_, slots_at_, slot_bytes_, log_at_, callers_at_, caller_bytes_, rings_at_,
+      ring_bytes_;
 };
 
 }  // namespace hvd

@@ -4,7 +4,8 @@
 
 namespace hvd {
 
-void UnsaidEvents::say_all(const std::function<bool(const UnitKey&)>& has_number, const std::function<void(const LocalEvent&)>& say) {
+void UnsaidEvents::say_all(const std::function<bool(const UnitKey&)>& has_number,
+                           const std::function<void(const LocalEvent&)>& say) {
   bool barred = false;
   for (std::size_t i = 0; i < events_.size();) {
     const LocalEvent& next = events_[i];
@@ -24,12 +25,15 @@ void UnsaidEvents::say_all(const std::function<bool(const UnitKey&)>& has_number
 }
 
 void UnsaidEvents::drop_ready(const UnitKey& key) {
-  std::erase_if(events_, [&](const LocalEvent& event) { return event.kind == LocalEvent::Kind::Ready && event.key == key; });
+  std::erase_if(events_, [&](const LocalEvent& event) {
+    return event.kind == LocalEvent::Kind::Ready && event.key == key;
+  });
 }
 
 void UnsaidEvents::forget_set(int process_set) {
-  std::erase_if(events_,
-                [&](const LocalEvent& event) { return event.kind != LocalEvent::Kind::Left && event.key.process_set == process_set; });
+  std::erase_if(events_, [&](const LocalEvent& event) {
+    return event.kind != LocalEvent::Kind::Left && event.key.process_set == process_set;
+  });
 }
 
 }  // namespace hvd

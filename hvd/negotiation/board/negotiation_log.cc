@@ -37,7 +37,9 @@ Status NegotiationLog::explained(const Status& failure) noexcept {
     log(LogLevel::Debug, "what was said before the failure cannot be read");
   }
   const auto& refusal = table_.first_refusal();
-  return refusal ? Status(failure.code(), formatted("{}; before that: {}", failure.text(), refusal->text)) : failure;
+  return refusal ? Status(failure.code(),
+                          formatted("{}; before that: {}", failure.text(), refusal->text))
+                 : failure;
 }
 
 void NegotiationLog::nudge_readers() {
@@ -50,21 +52,29 @@ bool ReaderWait::nudge() {
   return wait_.pause(log_.board_.log().find_slowest().rank);
 }
 
-/// A rank that is stopped holds up nobody but those who wait for it, until the log is full. So it is warned of before that.
+/// A rank that is stopped holds up nobody but those who wait for it, until the log is full. So it
+/// is warned of before that.
 void NegotiationLog::warn_of_slowest() {
   const auto warn_after = board_.patience().warn_after;
   if (warn_after.count() == 0 || !board_.log().is_unread(BoardLog::kBytes / 2)) return;
   const auto slowest = board_.log().find_slowest();
   const auto now = std::chrono::steady_clock::now();
-  if (slowest != behind_.reader) behind_ = {slowest, now, now + std::min<std::chrono::nanoseconds>(kReadsWithin, warn_after)};
+  if (slowest != behind_.reader)
+    behind_ = {slowest, now, now + std::min<std::chrono::nanoseconds>(kReadsWithin, warn_after)};
   if (now < behind_.next_warning) return;
   behind_.next_warning = now + warn_after;
-  log(LogLevel::Warning, "{} has not read for {} s what the others of its host have said; when their log is full, all wait for it",
-      board_.patience().name_of_rank(slowest.rank), std::chrono::duration_cast<std::chrono::seconds>(now - behind_.since).count());
+  log(LogLevel::Warning,
+      "{} has not read for {} s what the others of its host have said; when their log is full, all "
+      "wait for it",
+      board_.patience().name_of_rank(slowest.rank),
+      std::chrono::duration_cast<std::chrono::seconds>(now - behind_.since).count());
 }
 
 // The lock is taken and given back in a loop, which the analysis cannot follow.
-NegotiationLog::Transaction::Transaction(NegotiationLog& log, std::size_t budget) HVD_NO_THREAD_SAFETY_ANALYSIS : log_(log), left_(budget) {
+NegotiationLog::Transaction::Transaction(NegotiationLog& log,
+                                         std::size_t budget) HVD_NO_THREAD_SAFETY_ANALYSIS
+    : log_(log),
+      left_(budget) {
   log_.warn_of_slowest();
   ReaderWait readers(log_);
   while (true) {
@@ -77,7 +87,8 @@ NegotiationLog::Transaction::Transaction(NegotiationLog& log, std::size_t budget
     }
     if (log_.board_.log().has_room(budget)) return;
     log_.board_.unlock();
-    if (!readers.nudge()) log_.board_.failure().raise();  // somebody has not read for long: the log is some thousand records long
+    // somebody has not read for long: the log is some thousand records long
+    if (!readers.nudge()) log_.board_.failure().raise();
   }
 }
 
@@ -85,7 +96,9 @@ NegotiationLog::Transaction::~Transaction() { log_.board_.unlock(); }
 
 void NegotiationLog::Transaction::append(const Bytes& record) {
   const std::size_t bytes = bytes_of_record(record.size());
-  if (bytes > left_) throw std::logic_error(formatted("the log: a record of {} bytes in a transaction that has {} left", bytes, left_));
+  if (bytes > left_)
+    throw std::logic_error(
+        formatted("the log: a record of {} bytes in a transaction that has {} left", bytes, left_));
   left_ -= bytes;
   Outcomes outcomes;
   log_.table_.apply(record, log_.board_.log().tail() + bytes, outcomes);

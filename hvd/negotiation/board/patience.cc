@@ -16,7 +16,8 @@ constexpr auto kLookInterval = 100ms;  // how often the living are counted
 constexpr auto kShortSleep = 50us;
 constexpr int kShortSleeps = 200;
 constexpr auto kSleep = 1ms;
-constexpr auto kMostAtOnce = 1s;  // of time that counts: a process that was stopped itself has not waited meanwhile
+// of time that counts: a process that was stopped itself has not waited meanwhile
+constexpr auto kMostAtOnce = 1s;
 
 }  // namespace
 
@@ -27,8 +28,10 @@ std::string Patience::name_of_rank(int index) const {
 }
 
 std::string PatientWait::stalled_text(int culprit) const {
-  return formatted("{} has kept the others of its host from going on for {} s, {}: {}", patience_.name_of_rank(culprit),
-                   std::chrono::duration_cast<std::chrono::seconds>(waited_).count(), how_, kIsStopped);
+  return formatted("{} has kept the others of its host from going on for {} s, {}: {}",
+                   patience_.name_of_rank(culprit),
+                   std::chrono::duration_cast<std::chrono::seconds>(waited_).count(), how_,
+                   kIsStopped);
 }
 
 bool PatientWait::pause(int culprit) {
@@ -39,7 +42,8 @@ bool PatientWait::pause(int culprit) {
 bool PatientWait::look_after(int culprit) {
   if (!board_.failure().ok()) return false;
   const auto now = Clock::now();
-  const bool is_another = culprit != kNobody && culprit_ != kNobody && culprit != culprit_;  // each has its own time
+  // each has its own time
+  const bool is_another = culprit != kNobody && culprit_ != kNobody && culprit != culprit_;
   if (looked_at_ == Clock::time_point()) next_look_ = now + kLookInterval;
   if (looked_at_ == Clock::time_point() || is_another) {
     waited_ = 0ns;

@@ -1,8 +1,9 @@
 #pragma once
-/// A PatientWait is one wait of this rank for another one of its domain, for what that is to write to their shared memory. It takes
-/// nanoseconds, unless that rank has lost its core, is stopped or is dead, and then nobody else may be able to say so: who waits holds
-/// locks of its own rank, or of the domain. So whoever waits looks for the dead, counts time, warns, and in the end ends the world. One
-/// thread at a time; it never throws.
+/// A PatientWait is one wait of this rank for another one of its domain, for what that is to write
+/// to their shared memory. It takes nanoseconds, unless that rank has lost its core, is stopped or
+/// is dead, and then nobody else may be able to say so: who waits holds locks of its own rank, or
+/// of the domain. So whoever waits looks for the dead, counts time, warns, and in the end ends the
+/// world. One thread at a time; it never throws.
 
 #include <chrono>
 #include <functional>
@@ -16,7 +17,8 @@
 namespace hvd {
 
 /// The words of messages for the reason why a rank does not do what takes a moment.
-inline constexpr std::string_view kIsStopped = "it is stopped (SIGSTOP, a debugger, a frozen container) or gets no processor time";
+inline constexpr std::string_view kIsStopped =
+    "it is stopped (SIGSTOP, a debugger, a frozen container) or gets no processor time";
 
 /// The times for which to wait for another rank in silence.
 struct Patience {
@@ -30,10 +32,11 @@ struct Patience {
 
 /// The calls of a wait to the board.
 struct BoardReports {
-  std::function<std::optional<int>()> find_dead;   ///< returns the index of a rank that has died, if any has
-  std::function<bool()> end_if_one_died;           ///< ends the world then; returns whether one has
+  std::function<std::optional<int>()>
+      find_dead;                          ///< returns the index of a rank that has died, if any has
+  std::function<bool()> end_if_one_died;  ///< ends the world then; returns whether one has
   std::function<void(const Status&)> set_failure;  ///< ends the world
-  std::function<Status()> failure;                 ///< returns what has ended the world; ok if nothing has
+  std::function<Status()> failure;  ///< returns what has ended the world; ok if nothing has
 };
 
 class PatientWait {
@@ -44,10 +47,11 @@ class PatientWait {
   static constexpr std::string_view kReads = "without having read what they have said";
 
   /// All three must outlive it.
-  PatientWait(const Patience& patience, const BoardReports& board, std::string_view how) : patience_(patience), board_(board), how_(how) {}
+  PatientWait(const Patience& patience, const BoardReports& board, std::string_view how)
+      : patience_(patience), board_(board), how_(how) {}
 
-  /// Sleeps a moment after a look in vain, and looks after the rank that is waited for. `culprit`: its index, or kNobody where that is not
-  /// known. Returns false once the world has failed.
+  /// Sleeps a moment after a look in vain, and looks after the rank that is waited for. `culprit`:
+  /// its index, or kNobody where that is not known. Returns false once the world has failed.
   bool pause(int culprit);
   /// The same, for who sleeps otherwise.
   bool look_after(int culprit);

@@ -19,7 +19,8 @@ namespace {
 constexpr auto kSlice = std::chrono::milliseconds(100);  // between two looks after the lock's owner
 
 #ifdef __SANITIZE_THREAD__
-/// ThreadSanitizer does not see that a lock whose owner has died is taken by pthread_mutex_timedlock.
+/// ThreadSanitizer does not see that a lock whose owner has died is taken by
+/// pthread_mutex_timedlock.
 void tell_sanitizer(pthread_mutex_t& mutex) {
   __tsan_mutex_pre_lock(&mutex, 0);
   __tsan_mutex_post_lock(&mutex, 0, 0);
@@ -61,15 +62,18 @@ void PatientLock::unlock() {
 
 void PatientLock::own(int result) {
   if (result == EOWNERDEAD) {
-    // A dead owner leaves at most a record that was never published (the tail is stored last), or counters of a world that its
-    // death ends anyway: the state can be used as it is.
+    // A dead owner leaves at most a record that was never published (the tail is stored last), or
+    // counters of a world that its death ends anyway: the state can be used as it is.
     pthread_mutex_consistent(&mutex_);
     const int before = owner_.load(std::memory_order_relaxed);
     const auto dead = before != kNobody ? std::optional<int>(before) : board_.find_dead();
-    board_.set_failure({Status::Code::RankFailed, formatted("{} died while it wrote to the memory that the ranks of its host share",
-                                                            patience_.name_of_rank(dead.value_or(kNobody)))});
+    board_.set_failure(
+        {Status::Code::RankFailed,
+         formatted("{} died while it wrote to the memory that the ranks of its host share",
+                   patience_.name_of_rank(dead.value_or(kNobody)))});
   } else if (result != 0) {
-    throw BackendError(formatted("the lock of the memory that the ranks of this host share: {}", std::strerror(result)));
+    throw BackendError(formatted("the lock of the memory that the ranks of this host share: {}",
+                                 std::strerror(result)));
   }
   awaited_.store(kNobody, std::memory_order_relaxed);
   owner_.store(self_, std::memory_order_relaxed);

@@ -1,8 +1,9 @@
 #pragma once
-/// The rings of a board: one for each ordered pair of ranks of the domain, through which the first sends the second frames
-/// (hvd/negotiation/values/peer_frames.h), in order. A ring takes memory when it is first used. One thread of a rank at a time writes or
-/// reads, but for `has_any`, which any thread may call. Nothing blocks and nothing fails: where there is no room, the frame is not put. A
-/// rank may die at any instruction: a frame that it has not finished is never seen.
+/// The rings of a board: one for each ordered pair of ranks of the domain, through which the first
+/// sends the second frames (hvd/negotiation/values/peer_frames.h), in order. A ring takes memory
+/// when it is first used. One thread of a rank at a time writes or reads, but for `has_any`, which
+/// any thread may call. Nothing blocks and nothing fails: where there is no room, the frame is not
+/// put. A rank may die at any instruction: a frame that it has not finished is never seen.
 // Tested in tests/hvd/negotiation/rings_test.cc
 
 #include <atomic>
@@ -31,8 +32,9 @@ class Rings {
   // ---- from them
   /// Returns whether a frame has come. Any thread.
   [[nodiscard]] bool has_any() const;
-  /// Calls `take(from, head, payload)` for each frame that has come, of each rank up to so many. Returns how many there were. The payload
-  /// is gone when `take` returns. Calls `freed(from)` now and then, as room has become free there: often enough for whoever waits for it.
+  /// Calls `take(from, head, payload)` for each frame that has come, of each rank up to so many.
+  /// Returns how many there were. The payload is gone when `take` returns. Calls `freed(from)` now
+  /// and then, as room has become free there: often enough for whoever waits for it.
   template <class Take, class Freed>
   std::size_t take(std::size_t most_of_each, const Take& take, const Freed& freed) {
     std::size_t taken = 0;
@@ -52,10 +54,12 @@ class Rings {
 
   // ---- who wants to be rung
   enum Call : std::uint32_t { kNobody = 0, kForFrames = 1, kForRoom = 2 };
-  /// Says when this rank's doorbells are to be rung: when a frame has come, when a frame of its own has been taken; a sum of both. Whoever
-  /// says more than before must look once more then, for what came before.
+  /// Says when this rank's doorbells are to be rung: when a frame has come, when a frame of its own
+  /// has been taken; a sum of both. Whoever says more than before must look once more then, for
+  /// what came before.
   void set_call(std::uint32_t when);
-  /// Returns, after a frame was put for that rank, or some of its were taken, whether it wants to be rung for this.
+  /// Returns, after a frame was put for that rank, or some of its were taken, whether it wants to
+  /// be rung for this.
   [[nodiscard]] bool calls(int rank, Call when) const;
 
   // ---- meetings (barrier_until)
@@ -65,7 +69,8 @@ class Rings {
   [[nodiscard]] std::uint64_t meetings(int rank) const;
 
  private:
-  /// The state of a ring, of its reader or of its writer: how far it is, and as far as known the other one.
+  /// The state of a ring, of its reader or of its writer: how far it is, and as far as known the
+  /// other one.
   struct End {
     std::atomic<std::uint64_t> at{0};  // written under the rank's mutex, read by `has_any` without
     std::uint64_t other = 0;

@@ -12,14 +12,23 @@ constexpr std::uint32_t kDirect = 0xffffffff;
 constexpr std::size_t kHeadBytes = 32;  // what follows is aligned as a vector's memory is
 constexpr std::size_t kPadding = 16;    // and so is the next message's
 
-constexpr std::size_t padded(std::size_t bytes) { return (bytes + kPadding - 1) / kPadding * kPadding; }
+constexpr std::size_t padded(std::size_t bytes) {
+  return (bytes + kPadding - 1) / kPadding * kPadding;
+}
 
-constexpr std::size_t kMostOfOne = 256;  // bytes of a message that is made without growing: most carry one small contribution
+// bytes of a message that is made without growing: most carry one small contribution
+constexpr std::size_t kMostOfOne = 256;
 constexpr std::size_t kLengthAt = kHeadBytes - sizeof(std::uint64_t);
 
 /// Appends a message that has nothing but its head.
 void append_head(Bytes& bytes, std::uint64_t what, std::uint32_t number, std::uint64_t round) {
-  bytes = Writer(std::move(bytes)).put(kDirect).put(number).put(round).put(what).put(std::uint64_t{0}).take();
+  bytes = Writer(std::move(bytes))
+              .put(kDirect)
+              .put(number)
+              .put(round)
+              .put(what)
+              .put(std::uint64_t{0})
+              .take();
 }
 
 bool is_direct_word(std::span<const std::byte> message) {
@@ -45,7 +54,7 @@ std::uint32_t DirectRounds::number_of(const Part& message) {
   return reader.get<std::uint32_t>();
 }
 
-// ------------------------------------------------------------------------------------------------------------- this domain's part
+// ------------------------------------------------------------------------------ this domain's part
 
 bool DirectRounds::may_promise(std::uint32_t number) const {
   const auto found = units_.find(number);
@@ -56,7 +65,8 @@ bool DirectRounds::may_promise(std::uint32_t number) const {
 
 /// Returns the message to which the contribution is to be appended.
 Bytes& DirectRounds::begin_contribution(const Unit& unit, std::uint32_t number) {
-  if (outgoing_.empty() || outgoing_.back().to != kAllOthers) outgoing_.push_back({kAllOthers, std::make_shared<Bytes>()});
+  if (outgoing_.empty() || outgoing_.back().to != kAllOthers)
+    outgoing_.push_back({kAllOthers, std::make_shared<Bytes>()});
   Bytes& bytes = *outgoing_.back().bytes;
   if (bytes.empty()) bytes.reserve(kMostOfOne);
   contribution_at_ = bytes.size();
@@ -70,7 +80,8 @@ void DirectRounds::end_contribution(Unit& unit, std::uint32_t number, Clock::tim
   std::memcpy(bytes.data() + contribution_at_ + kLengthAt, &length, sizeof length);
   bytes.resize(padded(bytes.size()));
   if (contribution_at_ > 0 && bytes.size() > kMostTogether) {  // it travels in a message of its own
-    auto alone = std::make_shared<Bytes>(bytes.begin() + static_cast<std::ptrdiff_t>(contribution_at_), bytes.end());
+    auto alone = std::make_shared<Bytes>(
+        bytes.begin() + static_cast<std::ptrdiff_t>(contribution_at_), bytes.end());
     bytes.resize(contribution_at_);
     outgoing_.push_back({kAllOthers, std::move(alone)});
     contribution_at_ = 0;
@@ -100,7 +111,7 @@ void DirectRounds::take_long_way(Unit& unit, std::uint32_t number, std::uint64_t
     if (gathered.here[domain]) send(static_cast<int>(domain), What::Slow, number, round);
 }
 
-// --------------------------------------------------------------------------------------------------------------------------- ends
+// -------------------------------------------------------------------------------------------- ends
 
 std::vector<std::uint32_t> DirectRounds::complete() const {
   std::vector<std::uint32_t> complete;
@@ -140,7 +151,7 @@ std::uint64_t DirectRounds::rounds_over(std::uint32_t number) const {
   return unit == units_.end() ? 0 : unit->second.over;
 }
 
-// ------------------------------------------------------------------------------------------------------------------------ messages
+// ---------------------------------------------------------------------------------------- messages
 
 void DirectRounds::put(Unit& unit, std::uint64_t round, int from, Part message) {
   Gathered& gathered = unit.rounds[round % 2];
@@ -160,14 +171,16 @@ void DirectRounds::send(int to, What what, std::uint32_t number, std::uint64_t r
 }
 
 std::size_t DirectRounds::length_of(std::span<const std::byte> messages) {
-  if (messages.size() < kHeadBytes || !is_direct_word(messages)) throw WireError("not a message between leaders");
+  if (messages.size() < kHeadBytes || !is_direct_word(messages))
+    throw WireError("not a message between leaders");
   const std::size_t length = length_in(messages);
   if (length > messages.size() - kHeadBytes || padded(length) > messages.size() - kHeadBytes)
     throw WireError("a message between leaders that is cut off");
   return kHeadBytes + padded(length);
 }
 
-bool DirectRounds::receive(int from, Part message, bool is_known, bool cannot_come, std::uint32_t& fallen_back) {
+bool DirectRounds::receive(int from, Part message, bool is_known, bool cannot_come,
+                           std::uint32_t& fallen_back) {
   Reader reader(message.bytes());
   static_cast<void>(reader.get<std::uint32_t>());
   const auto number = reader.get<std::uint32_t>();
@@ -182,10 +195,11 @@ bool DirectRounds::receive(int from, Part message, bool is_known, bool cannot_co
     return false;
   }
   Unit& unit = units_[number];
-  if (round < unit.over) return false;  // it is over here: what this domain has contributed to it went before
+  // it is over here: what this domain has contributed to it went before
+  if (round < unit.over) return false;
   if (round > unit.over + 1) {
-    // The others went on without this domain, whose ranks had joined, and the decisions of those rounds are still on the way through the
-    // tree.
+    // The others went on without this domain, whose ranks had joined, and the decisions of those
+    // rounds are still on the way through the tree.
     if (unit.promised) throw WireError("a message of a round that cannot be under way");
     unit.left_out_until = std::max(unit.left_out_until, round + 1);
     if (what != What::Slow) send(from, What::Slow, number, round);
@@ -238,7 +252,8 @@ bool DirectRounds::flush(Transport& transport) {
   for (; !outgoing_.empty(); outgoing_.pop_front()) {
     const auto& [to, bytes] = outgoing_.front();
     if (to != kAllOthers) transport.send(to, *bytes);
-    for (std::size_t i = 1; to == kAllOthers && i < domains_; ++i)  // each begins with another one, so that not all send to the same
+    // each begins with another one, so that not all send to the same
+    for (std::size_t i = 1; to == kAllOthers && i < domains_; ++i)
       transport.send(static_cast<int>((static_cast<std::size_t>(self_) + i) % domains_), *bytes);
   }
   return any;

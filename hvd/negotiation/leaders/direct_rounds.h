@@ -1,20 +1,27 @@
 #pragma once
-/// Rounds of repeated small operations, which the leaders end among themselves: each sends all others what its domain contributes, and who
-/// has all contributions has the result. That takes one hop, where an agreement takes two up to the root and back, and its batch more.
+/// Rounds of repeated small operations, which the leaders end among themselves: each sends all
+/// others what its domain contributes, and who has all contributions has the result. That takes one
+/// hop, where an agreement takes two up to the root and back, and its batch more.
 ///
-/// A round is ended so only if every leader contributes to it. One that has contributed has prepared the round, as in a two-phase commit.
-/// One that cannot contribute, as its domain has the round negotiated (through the log and the leader tree), tells those that have prepared
-/// it that the round is Slow, and they negotiate it too: nobody can have ended it. One that has prepared a round and hears nothing queries
-/// those that it misses (Ask): they negotiate that round unless they have prepared it. So each round is ended in one way everywhere, and
-/// whatever looks after operations that wait (ranks that join, leave, fail, disagree) finds those that wait for long in negotiation.
+/// A round is ended so only if every leader contributes to it. One that has contributed has
+/// prepared the round, as in a two-phase commit. One that cannot contribute, as its domain has the
+/// round negotiated (through the log and the leader tree), tells those that have prepared it that
+/// the round is Slow, and they negotiate it too: nobody can have ended it. One that has prepared a
+/// round and hears nothing queries those that it misses (Ask): they negotiate that round unless
+/// they have prepared it. So each round is ended in one way everywhere, and whatever looks after
+/// operations that wait (ranks that join, leave, fail, disagree) finds those that wait for long in
+/// negotiation.
 ///
-/// Rounds are counted for each number of the leader tree: by its decisions and by what is ended here, alike in all domains. A message is
+/// Rounds are counted for each number of the leader tree: by its decisions and by what is ended
+/// here, alike in all domains. A message is
 ///
-///   0xffffffff u32, number u32, round u64, what u64, length u64, and of a Contribution so many bytes, and zeros up to a multiple of 16
+///   0xffffffff u32, number u32, round u64, what u64, length u64, and of a Contribution so many
+///   bytes, and zeros up to a multiple of 16
 ///
-/// where the first word tells it from a message of the leader tree. What a leader contributes to several rounds at a time travels as one:
-/// such messages one after the other, up to some 60 KiB. A value without a lock, of the thread that drives the leader. Throws
-/// WireError on malformed messages.
+/// where the first word tells it from a message of the leader tree. What a leader contributes to
+/// several rounds at a time travels as one: such messages one after the other, up to some 60 KiB. A
+/// value without a lock, of the thread that drives the leader. Throws WireError on malformed
+/// messages.
 
 #include <array>
 #include <chrono>
@@ -39,21 +46,27 @@ class DirectRounds {
   static constexpr std::chrono::milliseconds kPatience{20};
 
   /// `domain`: this leader's, of so many.
-  DirectRounds(int domain, int domains) : self_(domain), domains_(static_cast<std::size_t>(domains)) {}
+  DirectRounds(int domain, int domains)
+      : self_(domain), domains_(static_cast<std::size_t>(domains)) {}
 
   /// A Part is one message of those that have travelled as one, which it keeps.
   struct Part {
     Part() = default;
-    Part(std::shared_ptr<const Bytes> whole_, std::size_t at_, std::size_t size_) : whole(std::move(whole_)), at(at_), size(size_) {}
-    explicit Part(Bytes alone) : whole(std::make_shared<const Bytes>(std::move(alone))), size(whole->size()) {}
-    [[nodiscard]] std::span<const std::byte> bytes() const { return std::span(*whole).subspan(at, size); }
+    Part(std::shared_ptr<const Bytes> whole_, std::size_t at_, std::size_t size_)
+        : whole(std::move(whole_)), at(at_), size(size_) {}
+    explicit Part(Bytes alone)
+        : whole(std::make_shared<const Bytes>(std::move(alone))), size(whole->size()) {}
+    [[nodiscard]] std::span<const std::byte> bytes() const {
+      return std::span(*whole).subspan(at, size);
+    }
     std::shared_ptr<const Bytes> whole;
     std::size_t at = 0, size = 0;
   };
 
   /// Returns whether the message is one of these, or several of them.
   [[nodiscard]] static bool is_direct(const Message& message);
-  /// Calls `take` with each of those that have travelled as `message`. Throws WireError where it is not made of such.
+  /// Calls `take` with each of those that have travelled as `message`. Throws WireError where it is
+  /// not made of such.
   template <class Take>
   static void split(Message message, Take take) {
     const auto whole = std::make_shared<const Bytes>(std::move(message.bytes));
@@ -66,8 +79,8 @@ class DirectRounds {
   // ---- this domain's part in the round that is gathering
   /// Returns whether this domain may contribute to it: it has not, and does not negotiate it.
   [[nodiscard]] bool may_promise(std::uint32_t number) const;
-  /// Contributes to it: it is not to be ended in another way, unless `receive` says so. `contribute` appends the contribution to the bytes
-  /// that it is given.
+  /// Contributes to it: it is not to be ended in another way, unless `receive` says so.
+  /// `contribute` appends the contribution to the bytes that it is given.
   template <class Contribute>
   void promise(std::uint32_t number, Clock::time_point now, Contribute contribute) {
     Unit& unit = units_.at(number);
@@ -81,9 +94,11 @@ class DirectRounds {
   void go_long(std::uint32_t number);
 
   // ---- ends
-  /// Returns the numbers of the rounds that this domain has contributed to and has all contributions of.
+  /// Returns the numbers of the rounds that this domain has contributed to and has all
+  /// contributions of.
   [[nodiscard]] std::vector<std::uint32_t> complete() const;
-  /// Returns the contributions by domain, until it is called again. Requires a complete round, which has not been ended.
+  /// Returns the contributions by domain, until it is called again. Requires a complete round,
+  /// which has not been ended.
   [[nodiscard]] std::span<const std::span<const std::byte>> contributions(std::uint32_t number);
   /// The round is over, one way or another.
   void end(std::uint32_t number);
@@ -93,8 +108,9 @@ class DirectRounds {
   [[nodiscard]] std::uint64_t rounds_over(std::uint32_t number) const;
 
   // ---- messages
-  /// Acts on a message. Returns true if this domain is to negotiate the round that it has prepared, whose number `fallen_back` then is.
-  /// `is_known`: whether the number is still known. `cannot_come`: this domain will not contribute to the number's rounds.
+  /// Acts on a message. Returns true if this domain is to negotiate the round that it has prepared,
+  /// whose number `fallen_back` then is. `is_known`: whether the number is still known.
+  /// `cannot_come`: this domain will not contribute to the number's rounds.
   bool receive(int from, Part message, bool is_known, bool cannot_come, std::uint32_t& fallen_back);
   /// Returns the number in a message. Throws WireError if it is too short for one.
   [[nodiscard]] static std::uint32_t number_of(const Part& message);
@@ -118,7 +134,8 @@ class DirectRounds {
   };
   struct Unit {
     std::uint64_t over = 0;            ///< rounds that are
-    std::array<Gathered, 2> rounds;    ///< by parity: the round that is gathering, and the next, in which others may be already
+    std::array<Gathered, 2> rounds;    ///< by parity: the round that is gathering, and the next, in
+                                       ///< which others may be already
     bool promised = false;             ///< this domain has contributed to the one that is gathering
     Clock::time_point promised_at{};   ///< or has queried
     unsigned streak = 0;               ///< rounds that fell back, one after the other

@@ -24,7 +24,9 @@ std::string in_words(std::chrono::nanoseconds time) {
 
 void encode(Writer& writer, const LateReport& report) {
   encode(writer, report.key);
-  writer.put(report.rank).put(report.deadline.count()).put_list(std::span<const int>(report.missing));
+  writer.put(report.rank)
+      .put(report.deadline.count())
+      .put_list(std::span<const int>(report.missing));
   writer.put(static_cast<std::uint32_t>(report.some_of.size()));
   for (const auto& ranks : report.some_of) writer.put_list(std::span<const int>(ranks));
 }
@@ -35,23 +37,29 @@ LateReport decode_late_report(Reader& reader) {
   report.rank = reader.get<int>();
   report.deadline = std::chrono::nanoseconds(reader.get<std::chrono::nanoseconds::rep>());
   report.missing = reader.get_list<int>();
-  for (auto left = reader.get<std::uint32_t>(); left > 0; --left) report.some_of.push_back(reader.get_list<int>());
+  for (auto left = reader.get<std::uint32_t>(); left > 0; --left)
+    report.some_of.push_back(reader.get_list<int>());
   return report;
 }
 
-std::string late_text(const UnitKey& key, int rank, std::chrono::nanoseconds deadline, std::string_view members) {
-  return formatted("{} '{}'{} of rank {} has not ended by its deadline of {}: ", name_of(key.kind), display_name(key.name), members, rank,
-                   in_words(deadline));
+std::string late_text(const UnitKey& key, int rank, std::chrono::nanoseconds deadline,
+                      std::string_view members) {
+  return formatted("{} '{}'{} of rank {} has not ended by its deadline of {}: ", name_of(key.kind),
+                   display_name(key.name), members, rank, in_words(deadline));
 }
 
 Status late_status(LateReport report) {
   std::vector<std::string> who;
   std::sort(report.missing.begin(), report.missing.end());
   std::sort(report.some_of.begin(), report.some_of.end());
-  if (report.missing.size() == 1) who.push_back(formatted("rank {} has not submitted it", report.missing.front()));
-  if (report.missing.size() > 1) who.push_back(formatted("ranks {} have not submitted it", rank_list(report.missing)));
-  for (const auto& ranks : report.some_of) who.push_back(formatted("some of ranks {} have not submitted it", rank_list(ranks)));
-  return {Status::Code::StallTimeout, late_text(report.key, report.rank, report.deadline) + joined(who, "; ")};
+  if (report.missing.size() == 1)
+    who.push_back(formatted("rank {} has not submitted it", report.missing.front()));
+  if (report.missing.size() > 1)
+    who.push_back(formatted("ranks {} have not submitted it", rank_list(report.missing)));
+  for (const auto& ranks : report.some_of)
+    who.push_back(formatted("some of ranks {} have not submitted it", rank_list(ranks)));
+  return {Status::Code::StallTimeout,
+          late_text(report.key, report.rank, report.deadline) + joined(who, "; ")};
 }
 
 }  // namespace hvd

@@ -1,6 +1,7 @@
 #pragma once
-/// A LateReport is what the leaders tell each other of an operation that has not ended by its deadline: who lacks, as it goes up the tree.
-/// The root ends the world with it. Values and pure functions; any thread.
+/// A LateReport is what the leaders tell each other of an operation that has not ended by its
+/// deadline: who lacks, as it goes up the tree. The root ends the world with it. Values and pure
+/// functions; any thread.
 // Tested in tests/hvd/negotiation/leader_tree_test.cc
 
 #include <chrono>
@@ -27,8 +28,10 @@ void encode(Writer& writer, const LateReport& report);
 /// Throws WireError on malformed input.
 LateReport decode_late_report(Reader& reader);
 
-/// Returns "allreduce 'x' of rank 2 has not ended by its deadline of 5 s: ", with `members` after the name.
-std::string late_text(const UnitKey& key, int rank, std::chrono::nanoseconds deadline, std::string_view members = {});
+/// Returns "allreduce 'x' of rank 2 has not ended by its deadline of 5 s: ", with `members` after
+/// the name.
+std::string late_text(const UnitKey& key, int rank, std::chrono::nanoseconds deadline,
+                      std::string_view members = {});
 /// Returns the failure that ends the world.
 Status late_status(LateReport report);
 

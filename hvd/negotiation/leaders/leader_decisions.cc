@@ -9,7 +9,8 @@ namespace hvd {
 void LeaderDecisions::count_ready(std::uint32_t id, int subtree, const Agreement& what) {
   counts_.add(id, subtree, what);
   pass_on_if_complete(id);
-  if (!departed_.is_empty() && counts_.contains(id)) refuse_if_hopeless(UnitKey(*numbers_.key_of(id)));
+  if (!departed_.is_empty() && counts_.contains(id))
+    refuse_if_hopeless(UnitKey(*numbers_.key_of(id)));
 }
 
 void LeaderDecisions::pass_on_if_complete(std::uint32_t id) {
@@ -22,7 +23,8 @@ void LeaderDecisions::pass_on_if_complete(std::uint32_t id) {
 
 void LeaderDecisions::decide(std::uint32_t id, Agreement what) {
   const UnitKey key = *numbers_.key_of(id);
-  // A rank that joins last has seen everything decided that it was needed for, and so has this: the others' joins came before.
+  // A rank that joins last has seen everything decided that it was needed for, and so has this: the
+  // others' joins came before.
   for (const int rank : what.absent) counts_.note_join(key.process_set, rank);
   if (key.kind == OpKind::Join) what.last = counts_.last_joined(key.process_set);
   links_.send_down(LeaderItems::agree(id, what));
@@ -45,13 +47,15 @@ void LeaderDecisions::learn_joined(int process_set, int rank) {
   if (actions_.ranks_of(process_set) == nullptr) return;
   counts_.join(process_set, rank);
   for (const auto id : counts_.waiting())
-    if (counts_.contains(id) && numbers_.key_of(id)->process_set == process_set) pass_on_if_complete(id);
+    if (counts_.contains(id) && numbers_.key_of(id)->process_set == process_set)
+      pass_on_if_complete(id);
   if (!links_.is_root()) links_.send_up(LeaderItems::joined(process_set, rank));
 }
 
-/// A rank of `subtree` has left. Only the root can say what can never be complete without it, so it must know what the rank still takes
-/// part in: what it had arrived at, of which its domain tells, and what its part of the tree was said to be ready for, on the way up: each
-/// leader adds what waits with it for its other subtrees.
+/// A rank of `subtree` has left. Only the root can say what can never be complete without it, so it
+/// must know what the rank still takes part in: what it had arrived at, of which its domain tells,
+/// and what its part of the tree was said to be ready for, on the way up: each leader adds what
+/// waits with it for its other subtrees.
 void LeaderDecisions::left(int rank, Pledges pledges, int subtree) {
   for (const auto id : counts_.waiting()) {
     const UnitKey& key = *numbers_.key_of(id);
@@ -62,7 +66,8 @@ void LeaderDecisions::left(int rank, Pledges pledges, int subtree) {
   if (!links_.is_root()) {
     links_.send_up(LeaderItems::leave_up(rank, pledges));
     // It must not overtake what was decided before.
-    return inbox_.is_waiting() ? inbox_.wait_with(LeaderItems::leave(rank), subtree) : spread_leaving(rank, subtree);
+    return inbox_.is_waiting() ? inbox_.wait_with(LeaderItems::leave(rank), subtree)
+                               : spread_leaving(rank, subtree);
   }
   departed_.add(rank, pledges);
   spread_leaving(rank, subtree);
@@ -78,7 +83,9 @@ void LeaderDecisions::spread_leaving(int rank, int from) {
 }
 
 /// A rank of this subtree waits for what a rank that has left takes part in.
-void LeaderDecisions::doubted(const UnitKey& key) { links_.is_root() ? refuse_if_hopeless(key) : links_.send_up(LeaderItems::doubt(key)); }
+void LeaderDecisions::doubted(const UnitKey& key) {
+  links_.is_root() ? refuse_if_hopeless(key) : links_.send_up(LeaderItems::doubt(key));
+}
 
 /// Root: says that the tensor can never be complete, if that is so.
 void LeaderDecisions::refuse_if_hopeless(const UnitKey& key) {
@@ -89,8 +96,8 @@ void LeaderDecisions::refuse_if_hopeless(const UnitKey& key) {
   if (const auto rank = departed_.blocker_of(key, *ranks, has_joined)) refuse(key, *rank);
 }
 
-/// Whoever waits for the tensor waits for it no more; who submits it again introduces it anew. Its number is given up, so that what is said
-/// of the round that is over finds nothing to count for.
+/// Whoever waits for the tensor waits for it no more; who submits it again introduces it anew. Its
+/// number is given up, so that what is said of the round that is over finds nothing to count for.
 void LeaderDecisions::refuse(const UnitKey& key, int rank, const std::string& text) {
   links_.send_down(LeaderItems::refuse(key, rank, text));
   numbers_.refused();
@@ -103,7 +110,9 @@ void LeaderDecisions::refuse(const UnitKey& key, int rank, const std::string& te
 
 /// Root: ends what blocked ranks wait for and can never get.
 void LeaderDecisions::end_deadlocks() {
-  const auto decision = [this](const UnitKey& key) { return last_decision(key.process_set, key.name); };
+  const auto decision = [this](const UnitKey& key) {
+    return last_decision(key.process_set, key.name);
+  };
   const auto found = blocked_.find(actions_.ranks_of, decision);
   const std::string who = found.empty() ? "" : found.front().text;
   if (std::exchange(deadlock_, who) != who) return;
@@ -115,8 +124,10 @@ void LeaderDecisions::end_deadlocks() {
 void LeaderDecisions::note_stuck(const StuckReport& report) {
   const auto* ranks = actions_.ranks_of(report.process_set);
   // What was said before a decision under that name was known there may be out of date.
-  if (ranks == nullptr || report.last_decision != last_decision(report.process_set, report.name)) return;
-  if (auto all = stuck_names_.add(report, *ranks)) end_conflict({report.process_set, report.name, 0, std::move(*all)});
+  if (ranks == nullptr || report.last_decision != last_decision(report.process_set, report.name))
+    return;
+  if (auto all = stuck_names_.add(report, *ranks))
+    end_conflict({report.process_set, report.name, 0, std::move(*all)});
 }
 
 /// Drops whatever readiness was counted for the operations that are in conflict.
@@ -133,7 +144,8 @@ void LeaderDecisions::end_conflict(const StuckReport& report) {
   }
   numbers_.in_conflict(keys);
   stuck_names_.decided(report.process_set, report.name);
-  if (actions_.ranks_of(report.process_set) != nullptr) actions_.conflict(report.process_set, report.name, report.ranks);
+  if (actions_.ranks_of(report.process_set) != nullptr)
+    actions_.conflict(report.process_set, report.name, report.ranks);
 }
 
 void LeaderDecisions::forget(const UnitKey& key) {
@@ -161,13 +173,14 @@ void LeaderDecisions::refuse_put_off() {
   for (const auto& key : waiting) refuse_if_hopeless(key);
 }
 
-/// Returns what changes with each end of a round under the name: rounds that the leaders end among themselves are no decisions, but are
-/// counted like them.
+/// Returns what changes with each end of a round under the name: rounds that the leaders end among
+/// themselves are no decisions, but are counted like them.
 std::uint64_t LeaderDecisions::last_decision(int process_set, const std::string& name) const {
   std::uint64_t rounds = 0;
   if (actions_.rounds_over)
     for (int kind = 0; kind <= static_cast<int>(OpKind::Control); ++kind)
-      if (const auto id = numbers_.find({process_set, static_cast<OpKind>(kind), name})) rounds += actions_.rounds_over(*id);
+      if (const auto id = numbers_.find({process_set, static_cast<OpKind>(kind), name}))
+        rounds += actions_.rounds_over(*id);
   return numbers_.last_decision(process_set, name) + (rounds << 32);
 }
 
@@ -191,7 +204,8 @@ void LeaderDecisions::end_retiring(const std::vector<std::uint32_t>& given_up) {
   numbers_.end_retiring();
 }
 
-void LeaderDecisions::stuck(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks) {
+void LeaderDecisions::stuck(int process_set, const std::string& name,
+                            const std::vector<StuckRank>& stuck_ranks) {
   if (!unsaid_.is_empty()) return;  // it must not pass what is said of before
   const StuckReport report{process_set, name, last_decision(process_set, name), stuck_ranks};
   if (!stuck_names_.note_said(report)) return;
@@ -199,10 +213,12 @@ void LeaderDecisions::stuck(int process_set, const std::string& name, const std:
 }
 
 void LeaderDecisions::blocked(BlockedReport report) {
-  // What this domain has still to say of before must not be passed: the same is said again once it is said.
+  // What this domain has still to say of before must not be passed: the same is said again once it
+  // is said.
   if (!unsaid_.is_empty() || inbox_.is_waiting()) report.ranks.clear();
   for (const auto& rank : report.ranks)
-    for (const auto& key : rank.submitted) report.last_decisions[key] = last_decision(key.process_set, key.name);
+    for (const auto& key : rank.submitted)
+      report.last_decisions[key] = last_decision(key.process_set, key.name);
   const bool is_new = blocked_.note_said(report);
   if (!links_.is_root() && is_new) links_.send_up(LeaderItems::blocked(report));
   if (!links_.is_root()) return;
@@ -218,19 +234,23 @@ void LeaderDecisions::late(LateReport report, int subtree) {
   if (report.names_somebody()) actions_.fail(late_status(std::move(report)));
 }
 
-/// Adds those ranks of the set that lack, of the parts of this leader's subtree but the one that the report comes from.
-void LeaderDecisions::add_missing(LateReport& report, int subtree, const std::vector<int>& ranks) const {
+/// Adds those ranks of the set that lack, of the parts of this leader's subtree but the one that
+/// the report comes from.
+void LeaderDecisions::add_missing(LateReport& report, int subtree,
+                                  const std::vector<int>& ranks) const {
   if (actions_.missing_here) {
     const auto here = actions_.missing_here(report.key);
     report.missing.insert(report.missing.end(), here.begin(), here.end());
   }
   const auto id = numbers_.find(report.key);
   const bool is_counted = id && counts_.contains(*id);
-  if (!is_counted && !report.names_somebody()) return;  // all of them are ready, and it was passed on
-  std::map<int, std::vector<int>> lacking;              // by part
+  // all of them are ready, and it was passed on
+  if (!is_counted && !report.names_somebody()) return;
+  std::map<int, std::vector<int>> lacking;  // by part
   for (const int rank : ranks) {
     const int part = links_.subtree_of(actions_.domain_of(rank));
-    const bool is_excused = report.key.kind != OpKind::Join && counts_.has_joined(report.key.process_set, rank);
+    const bool is_excused =
+        report.key.kind != OpKind::Join && counts_.has_joined(report.key.process_set, rank);
     if (part < 0 || part == subtree || part == links_.self() || is_excused) continue;
     if (!is_counted || !counts_.has_part(*id, part)) lacking[part].push_back(rank);
   }

@@ -1,7 +1,8 @@
 #pragma once
-/// The decisions of a leader tree: what is complete, and passed on or decided; what can never be, and is refused; and which numbers are
-/// given up. The root decides; other leaders count for their subtree, and do what the root says. Part of a LeaderTree, which owns what it
-/// refers to. Run by the thread that drives the leader.
+/// The decisions of a leader tree: what is complete, and passed on or decided; what can never be,
+/// and is refused; and which numbers are given up. The root decides; other leaders count for their
+/// subtree, and do what the root says. Part of a LeaderTree, which owns what it refers to. Run by
+/// the thread that drives the leader.
 // Tested in tests/hvd/negotiation/leader_tree_test.cc
 
 #include <cstddef>
@@ -25,9 +26,14 @@ namespace hvd {
 
 class LeaderDecisions {
  public:
-  LeaderDecisions(LeaderLinks& links, LeaderInbox& inbox, UnsaidEvents& unsaid, TensorNumbers& numbers, ReadinessCounts& counts,
-                  const LeaderTreeActions& actions)
-      : links_(links), inbox_(inbox), unsaid_(unsaid), numbers_(numbers), counts_(counts), actions_(actions) {}
+  LeaderDecisions(LeaderLinks& links, LeaderInbox& inbox, UnsaidEvents& unsaid,
+                  TensorNumbers& numbers, ReadinessCounts& counts, const LeaderTreeActions& actions)
+      : links_(links),
+        inbox_(inbox),
+        unsaid_(unsaid),
+        numbers_(numbers),
+        counts_(counts),
+        actions_(actions) {}
 
   // ---- readiness
   /// Counts that a subtree is ready; passes that on, or decides, where all of this leader's are.
@@ -88,9 +94,11 @@ class LeaderDecisions {
   const LeaderTreeActions& actions_;
   StuckNames stuck_names_;
   BlockedDomains blocked_;
-  std::string deadlock_;       // root: what it has found last; the next time there may be more ranks in it
-  DepartedRanks departed_;     // root
-  std::set<UnitKey> put_off_;  // root: to be looked at again, for refusal, once they are not prepared
+  // root: what it has found last; the next time there may be more ranks in it
+  std::string deadlock_;
+  DepartedRanks departed_;  // root
+  // root: to be looked at again, for refusal, once they are not prepared
+  std::set<UnitKey> put_off_;
 };
 
 }  // namespace hvd

@@ -17,7 +17,8 @@ void LeaderInbox::receive(const Message& message) {
   if (message.from == links_.parent() && !waiting_.empty()) {
     // A failure does not wait its turn: what it must come after may never happen.
     for (Reader items(message.bytes); !items.at_end();)
-      if (const Bytes item = items.get_list<std::byte>(); item_of(item) == LeaderItem::Fail) act_(item, message.from, false);
+      if (const Bytes item = items.get_list<std::byte>(); item_of(item) == LeaderItem::Fail)
+        act_(item, message.from, false);
     waiting_.push_back({message});
     return;
   }
@@ -38,10 +39,13 @@ bool LeaderInbox::take_waiting() {
   return true;
 }
 
-void LeaderInbox::wait_with(const Bytes& item, int from) { waiting_.push_back({{from, LeaderItems::message_of(item)}, 0, true, true}); }
+void LeaderInbox::wait_with(const Bytes& item, int from) {
+  waiting_.push_back({{from, LeaderItems::message_of(item)}, 0, true, true});
+}
 
-/// Acting on a decision takes time that grows with the world (every rank's word is looked at), so it is passed on first: else each hop of
-/// the way down would add that time. Returns whether there is nothing but decisions in the message, and the children have it.
+/// Acting on a decision takes time that grows with the world (every rank's word is looked at), so
+/// it is passed on first: else each hop of the way down would add that time. Returns whether there
+/// is nothing but decisions in the message, and the children have it.
 bool LeaderInbox::pass_on_decisions(const Message& message) {
   if (message.from != links_.parent()) return false;
   for (Reader items(message.bytes); !items.at_end();) {
@@ -52,7 +56,8 @@ bool LeaderInbox::pass_on_decisions(const Message& message) {
   return true;
 }
 
-/// Acts on the items of a message from byte `at` on, and moves it past what is done: to the end, or to a cut that must wait.
+/// Acts on the items of a message from byte `at` on, and moves it past what is done: to the end, or
+/// to a cut that must wait.
 void LeaderInbox::act_on(std::size_t& at, const Message& message, bool passed_on) {
   Reader items(std::span<const std::byte>(message.bytes).subspan(at));
   while (!items.at_end()) {

@@ -13,15 +13,19 @@ int parent_of(int domain) { return domain == 0 ? -1 : domain & (domain - 1); }
 /// Ascending.
 std::vector<int> children_of(int domain, int domains) {
   std::vector<int> children;
-  for (int bit = 1; (domain == 0 || bit < (domain & -domain)) && (domain | bit) < domains; bit <<= 1) children.push_back(domain | bit);
+  for (int bit = 1; (domain == 0 || bit < (domain & -domain)) && (domain | bit) < domains;
+       bit <<= 1)
+    children.push_back(domain | bit);
   return children;
 }
 
 }  // namespace
 
-LeaderLinks::LeaderLinks(Transport& transport) : transport_(transport), self_(transport.domain()), parent_(parent_of(self_)) {
+LeaderLinks::LeaderLinks(Transport& transport)
+    : transport_(transport), self_(transport.domain()), parent_(parent_of(self_)) {
   const int domains = transport.domains();
-  for (const int child : children_of(self_, domains)) children_.push_back({child, std::min(child + (child - self_), domains)});
+  for (const int child : children_of(self_, domains))
+    children_.push_back({child, std::min(child + (child - self_), domains)});
 }
 
 std::vector<int> LeaderLinks::neighbours_of(int domain, int domains) {
@@ -32,7 +36,9 @@ std::vector<int> LeaderLinks::neighbours_of(int domain, int domains) {
 
 int LeaderLinks::subtree_of(int domain) const {
   if (domain == self_) return domain;
-  const auto child = std::find_if(children_.begin(), children_.end(), [&](const Child& c) { return domain >= c.domain && domain < c.end; });
+  const auto child = std::find_if(children_.begin(), children_.end(), [&](const Child& c) {
+    return domain >= c.domain && domain < c.end;
+  });
   return child == children_.end() ? -1 : child->domain;
 }
 
@@ -40,7 +46,8 @@ void LeaderLinks::Gathered::add(const Introduction& introduction) {
   const auto [place, fresh] = last.try_emplace(introduction.key, list.size());
   if (!fresh) {
     Introduction& before = list[place->second];
-    if (before.signature == introduction.signature || *before.signature == *introduction.signature) {
+    if (before.signature == introduction.signature ||
+        *before.signature == *introduction.signature) {
       for (const Run run : introduction.ranks) hvd::add(before.ranks, run);
       return;
     }
@@ -50,7 +57,8 @@ void LeaderLinks::Gathered::add(const Introduction& introduction) {
 }
 
 void LeaderLinks::write_up() {
-  for (const auto& introduction : std::exchange(up_, {}).list) outgoing_[parent_].put_bytes(LeaderItems::introduce_up(introduction));
+  for (const auto& introduction : std::exchange(up_, {}).list)
+    outgoing_[parent_].put_bytes(LeaderItems::introduce_up(introduction));
 }
 
 void LeaderLinks::write_down() {
@@ -78,15 +86,16 @@ void LeaderLinks::send_to_all(const Bytes& item) {
 
 void LeaderLinks::pass_on(const Bytes& message) {
   flush();
-  for (auto child = children_.rbegin(); child != children_.rend(); ++child) transport_.send(child->domain, message);
+  for (auto child = children_.rbegin(); child != children_.rend(); ++child)
+    transport_.send(child->domain, message);
 }
 
 bool LeaderLinks::flush() {
   write_up();
   write_down();
   const bool any = !outgoing_.empty();
-  // The highest child first: its subtree is the largest and has the longest way still to go. Taken out before: where the wire says no, what
-  // is for the others goes with the next flush.
+  // The highest child first: its subtree is the largest and has the longest way still to go. Taken
+  // out before: where the wire says no, what is for the others goes with the next flush.
   while (!outgoing_.empty()) {
     const auto last = outgoing_.extract(std::prev(outgoing_.end()));
     transport_.send(last.key(), last.mapped().bytes());

@@ -1,8 +1,10 @@
 #pragma once
-/// A leader's place in the tree, and the messages to its neighbours there. The leaders form a binomial tree with domain 0 at its root. What
-/// is to be sent gathers until `flush`, one message for each neighbour. Introductions that follow one another and say the same become one,
-/// with the list of their ranks; they keep their place among the rest: what is said after them does not overtake them, nor they what was
-/// said before. By the thread that drives the leader. Throws BackendError when the wire says no.
+/// A leader's place in the tree, and the messages to its neighbours there. The leaders form a
+/// binomial tree with domain 0 at its root. What is to be sent gathers until `flush`, one message
+/// for each neighbour. Introductions that follow one another and say the same become one, with the
+/// list of their ranks; they keep their place among the rest: what is said after them does not
+/// overtake them, nor they what was said before. By the thread that drives the leader. Throws
+/// BackendError when the wire says no.
 // Tested in tests/hvd/negotiation/leader_tree_test.cc
 
 #include <cstddef>
@@ -19,7 +21,8 @@ class LeaderLinks {
  public:
   explicit LeaderLinks(Transport& transport);
 
-  /// Returns the domains that the leader of `domain` exchanges messages with: its parent and its children.
+  /// Returns the domains that the leader of `domain` exchanges messages with: its parent and its
+  /// children.
   [[nodiscard]] static std::vector<int> neighbours_of(int domain, int domains);
 
   [[nodiscard]] int self() const { return self_; }
@@ -27,7 +30,8 @@ class LeaderLinks {
   /// Returns the parent's domain, -1 at the root.
   [[nodiscard]] int parent() const { return parent_; }
   [[nodiscard]] std::size_t children() const { return children_.size(); }
-  /// Returns the first domain of the child's subtree that the domain is in; this domain for itself; -1 outside of this leader's subtree.
+  /// Returns the first domain of the child's subtree that the domain is in; this domain for itself;
+  /// -1 outside of this leader's subtree.
   [[nodiscard]] int subtree_of(int domain) const;
 
   void introduce_up(const Introduction& introduction) { up_.add(introduction); }
@@ -48,8 +52,8 @@ class LeaderLinks {
   struct Child {
     int domain, end;  ///< its subtree is [domain, end)
   };
-  /// Introductions that go the same way next, in the order in which each key was first said; of one key no two that follow one another are
-  /// equal.
+  /// Introductions that go the same way next, in the order in which each key was first said; of one
+  /// key no two that follow one another are equal.
   struct Gathered {
     std::vector<Introduction> list;
     std::map<UnitKey, std::size_t> last;  ///< of each key, in the list

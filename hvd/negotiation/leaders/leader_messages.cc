@@ -60,10 +60,18 @@ Bytes LeaderItems::introduce_down(const Introduction& introduction) {
   put_introduction(writer, introduction);
   return writer.take();
 }
-Bytes LeaderItems::ready(std::uint32_t id, const Agreement& what) { return agreement_item(LeaderItem::Ready, id, what); }
-Bytes LeaderItems::joined(int process_set, int rank) { return Writer().put(LeaderItem::Joined).put(process_set).put(rank).take(); }
-Bytes LeaderItems::agree(std::uint32_t id, const Agreement& what) { return agreement_item(LeaderItem::Agree, id, what); }
-Bytes LeaderItems::cut(int process_set) { return Writer().put(LeaderItem::Cut).put(process_set).take(); }
+Bytes LeaderItems::ready(std::uint32_t id, const Agreement& what) {
+  return agreement_item(LeaderItem::Ready, id, what);
+}
+Bytes LeaderItems::joined(int process_set, int rank) {
+  return Writer().put(LeaderItem::Joined).put(process_set).put(rank).take();
+}
+Bytes LeaderItems::agree(std::uint32_t id, const Agreement& what) {
+  return agreement_item(LeaderItem::Agree, id, what);
+}
+Bytes LeaderItems::cut(int process_set) {
+  return Writer().put(LeaderItem::Cut).put(process_set).take();
+}
 Bytes LeaderItems::leave_up(int rank, const Pledges& pledges) {
   Writer writer;
   writer.put(LeaderItem::LeaveUp).put(rank).put(static_cast<std::uint32_t>(pledges.size()));
@@ -98,14 +106,25 @@ Bytes LeaderItems::late(const LateReport& report) {
   encode(writer, report);
   return writer.take();
 }
-Bytes LeaderItems::retire(const std::vector<std::uint32_t>& ids) { return numbers_item(LeaderItem::Retire, ids); }
-Bytes LeaderItems::retired(const std::vector<std::uint32_t>& in_use) { return numbers_item(LeaderItem::Retired, in_use); }
-Bytes LeaderItems::forget(const std::vector<std::uint32_t>& ids) { return numbers_item(LeaderItem::Forget, ids); }
+Bytes LeaderItems::retire(const std::vector<std::uint32_t>& ids) {
+  return numbers_item(LeaderItem::Retire, ids);
+}
+Bytes LeaderItems::retired(const std::vector<std::uint32_t>& in_use) {
+  return numbers_item(LeaderItem::Retired, in_use);
+}
+Bytes LeaderItems::forget(const std::vector<std::uint32_t>& ids) {
+  return numbers_item(LeaderItem::Forget, ids);
+}
 Bytes LeaderItems::end() { return Writer().put(LeaderItem::End).take(); }
-Bytes LeaderItems::fail(const Status& status) { return Writer().put(LeaderItem::Fail).put(status.code()).put_string(status.text()).take(); }
+Bytes LeaderItems::fail(const Status& status) {
+  return Writer().put(LeaderItem::Fail).put(status.code()).put_string(status.text()).take();
+}
 Bytes LeaderItems::stuck(const StuckReport& report) {
   Writer writer;
-  writer.put(LeaderItem::Stuck).put(report.process_set).put_string(report.name).put(report.last_decision);
+  writer.put(LeaderItem::Stuck)
+      .put(report.process_set)
+      .put_string(report.name)
+      .put(report.last_decision);
   encode(writer, report.ranks);
   return writer.take();
 }
@@ -132,7 +151,8 @@ Introduction decode_introduced(Reader& reader, bool with_number) {
   introduction.key = decode_key(reader);
   introduction.ranks = reader.get_list<Run>();
   introduction.signature = std::make_shared<const Signature>(decode_signature(reader));
-  if (introduction.signature->kind != introduction.key.kind) throw WireError("an introduction that makes no sense");
+  if (introduction.signature->kind != introduction.key.kind)
+    throw WireError("an introduction that makes no sense");
   return introduction;
 }
 
@@ -147,7 +167,8 @@ Pledges decode_pledges(Reader& reader) {
 
 Status decode_failure(Reader& reader) {
   // A code that this leader does not know is a failure all the same.
-  const auto code = std::min(reader.get<std::uint8_t>(), static_cast<std::uint8_t>(Status::Code::Deadlock));
+  const auto code =
+      std::min(reader.get<std::uint8_t>(), static_cast<std::uint8_t>(Status::Code::Deadlock));
   return {static_cast<Status::Code>(code), reader.get_string()};
 }
 

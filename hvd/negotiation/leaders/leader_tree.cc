@@ -7,7 +7,8 @@ namespace hvd {
 
 LeaderTree::LeaderTree(Transport& transport, LeaderTreeActions actions, std::size_t capacity)
     : links_(transport),
-      inbox_(links_, [this](const Bytes& item, int from, bool passed_on) { return act_on(item, from, passed_on); }),
+      inbox_(links_, [this](const Bytes& item, int from,
+                            bool passed_on) { return act_on(item, from, passed_on); }),
       actions_(std::move(actions)),
       numbers_(links_.is_root(), capacity),
       counts_([this](int rank) { return links_.subtree_of(actions_.domain_of(rank)); }),
@@ -21,7 +22,8 @@ bool LeaderTree::advance() {
 
 bool LeaderTree::send() {
   if (is_root())
-    if (auto ids = numbers_.to_retire([this](std::uint32_t id) { return counts_.contains(id); }); !ids.empty())
+    if (auto ids = numbers_.to_retire([this](std::uint32_t id) { return counts_.contains(id); });
+        !ids.empty())
       decisions_.retire(std::move(ids));
   return links_.flush();
 }
@@ -45,10 +47,11 @@ std::vector<int> LeaderTree::awaited(const UnitKey& key) const {
   return id && ranks != nullptr ? counts_.awaited(*id, key, *ranks) : std::vector<int>();
 }
 
-// ----------------------------------------------------------------------------------------------------------- what this domain says
+// --------------------------------------------------------------------------- what this domain says
 
 void LeaderTree::tell(LocalEvent event) {
-  if (event.kind == LocalEvent::Kind::Introduced) return introduced(event.key, event.rank, event.signature);
+  if (event.kind == LocalEvent::Kind::Introduced)
+    return introduced(event.key, event.rank, event.signature);
   if (event.kind == LocalEvent::Kind::Removed) return decisions_.removed(event.key.process_set);
   unsaid_.add(std::move(event));
   say_unsaid();
@@ -72,7 +75,9 @@ void LeaderTree::retell(const UnitKey& key) {
 
 void LeaderTree::say_unsaid() {
   if (unsaid_.is_empty()) return;
-  const auto has_number = [this](const UnitKey& key) { return numbers_.find(key) && !numbers_.is_unsure(key); };
+  const auto has_number = [this](const UnitKey& key) {
+    return numbers_.find(key) && !numbers_.is_unsure(key);
+  };
   unsaid_.say_all(has_number, [this](const LocalEvent& event) { say(event); });
 }
 
@@ -92,11 +97,12 @@ void LeaderTree::say(const LocalEvent& event) {
 
 void LeaderTree::failed(const Status& status) {
   if (std::exchange(failed_, true)) return;
-  // Not by way of leaders that may be slow: whoever has heard of it ends, and a lost connection is blamed on them where that is seen first.
+  // Not by way of leaders that may be slow: whoever has heard of it ends, and a lost connection is
+  // blamed on them where that is seen first.
   links_.send_to_all(LeaderItems::fail(status));
 }
 
-// ------------------------------------------------------------------------------------------------------------ what the others say
+// ----------------------------------------------------------------------------- what the others say
 
 /// Returns false if it is a cut that must wait; nothing has happened then.
 bool LeaderTree::act_on(const Bytes& bytes, int from, bool passed_on) {
@@ -105,7 +111,8 @@ bool LeaderTree::act_on(const Bytes& bytes, int from, bool passed_on) {
   const Way way = way_of(item);
   // That a rank of this subtree has left may have waited here on its way to the other children.
   const bool from_here = item == LeaderItem::Leave && passed_on;
-  if (way != Way::Any && !from_here && (from == links_.parent()) != (way == Way::Down)) throw WireError("a message from the wrong side");
+  if (way != Way::Any && !from_here && (from == links_.parent()) != (way == Way::Down))
+    throw WireError("a message from the wrong side");
   if (way == Way::Down) return act_on_downward(item, reader, bytes, from, passed_on);
   if (way == Way::Up) {
     act_on_upward(item, reader, bytes, from);
@@ -130,7 +137,8 @@ void LeaderTree::act_on_upward(LeaderItem item, Reader& reader, const Bytes& byt
     case LeaderItem::LeaveUp:
       return receive_leaving(reader, from);
     case LeaderItem::Doubt:
-      if (const UnitKey key = decode_key(reader); actions_.ranks_of(key.process_set) != nullptr) decisions_.doubted(key);
+      if (const UnitKey key = decode_key(reader); actions_.ranks_of(key.process_set) != nullptr)
+        decisions_.doubted(key);
       return;
     case LeaderItem::Retired:
       numbers_.answer(reader.get_list<std::uint32_t>());
@@ -152,7 +160,8 @@ void LeaderTree::act_on_upward(LeaderItem item, Reader& reader, const Bytes& byt
   }
 }
 
-bool LeaderTree::act_on_downward(LeaderItem item, Reader& reader, const Bytes& bytes, int from, bool passed_on) {
+bool LeaderTree::act_on_downward(LeaderItem item, Reader& reader, const Bytes& bytes, int from,
+                                 bool passed_on) {
   switch (item) {
     case LeaderItem::IntroduceDown:
       receive_introduction(decode_introduced(reader, true), true);
@@ -222,7 +231,8 @@ void LeaderTree::receive_ready(Reader& reader, int from) {
   const auto id = reader.get<std::uint32_t>();
   if (!numbers_.was_given(id)) throw WireError("readiness of an unknown tensor");
   const Agreement what = decode_agreement(reader);
-  // Else said before the number's end was heard of: of a round that is over, or said again under another number.
+  // Else said before the number's end was heard of: of a round that is over, or said again under
+  // another number.
   if (numbers_.key_of(id) != nullptr) decisions_.count_ready(id, links_.subtree_of(from), what);
 }
 
@@ -231,7 +241,8 @@ void LeaderTree::receive_agreement(Reader& reader, const Bytes& item, bool passe
   if (!numbers_.was_given(id)) throw WireError("agreement on an unknown tensor");
   if (!passed_on) links_.send_down(item);
   const Agreement what = decode_agreement(reader);
-  if (const UnitKey* const key = numbers_.key_of(id)) actions_.agree(UnitKey(*key), what);  // or its set is gone
+  // or its set is gone
+  if (const UnitKey* const key = numbers_.key_of(id)) actions_.agree(UnitKey(*key), what);
   decisions_.decided(id);
 }
 
@@ -239,7 +250,8 @@ void LeaderTree::receive_leaving(Reader& reader, int from) {
   const int rank = reader.get<int>();
   static_cast<void>(expect_ranks(0, {{rank, 1}}));
   Pledges pledges = decode_pledges(reader);
-  for (const auto& [key, rounds] : pledges) static_cast<void>(expect_ranks(key.process_set, {{rank, 1}}));
+  for (const auto& [key, rounds] : pledges)
+    static_cast<void>(expect_ranks(key.process_set, {{rank, 1}}));
   decisions_.left(rank, std::move(pledges), links_.subtree_of(from));
 }
 
@@ -264,7 +276,8 @@ void LeaderTree::receive_blocked(Reader& reader, const Bytes& item) {
 void LeaderTree::receive_late(Reader& reader, int from) {
   LateReport report = decode_late_report(reader);
   const auto expect = [&](const std::vector<int>& ranks) {
-    for (const int rank : ranks) static_cast<void>(expect_ranks(report.key.process_set, {{rank, 1}}));
+    for (const int rank : ranks)
+      static_cast<void>(expect_ranks(report.key.process_set, {{rank, 1}}));
   };
   if (!expect_ranks(report.key.process_set, {{report.rank, 1}})) return;
   expect(report.missing);

@@ -5,13 +5,15 @@
 namespace hvd {
 
 bool StuckNames::note_said(const StuckReport& report) {
-  const auto [said, fresh] = said_.try_emplace({report.process_set, report.name}, report.last_decision);
+  const auto [said, fresh] =
+      said_.try_emplace({report.process_set, report.name}, report.last_decision);
   if (!fresh && said->second == report.last_decision) return false;
   said->second = report.last_decision;
   return true;
 }
 
-std::optional<std::vector<StuckRank>> StuckNames::add(const StuckReport& report, const std::vector<int>& ranks) {
+std::optional<std::vector<StuckRank>> StuckNames::add(const StuckReport& report,
+                                                      const std::vector<int>& ranks) {
   auto& by_rank = stuck_[{report.process_set, report.name}];
   for (const auto& stuck_rank : report.ranks) by_rank[stuck_rank.rank] = stuck_rank.kind;
   std::vector<StuckRank> all;
@@ -20,7 +22,9 @@ std::optional<std::vector<StuckRank>> StuckNames::add(const StuckReport& report,
     if (of_rank == by_rank.end()) return std::nullopt;
     all.push_back({rank, of_rank->second});
   }
-  const auto differs = [&](const StuckRank& stuck_rank) { return stuck_rank.kind != all.front().kind; };
+  const auto differs = [&](const StuckRank& stuck_rank) {
+    return stuck_rank.kind != all.front().kind;
+  };
   if (std::none_of(all.begin(), all.end(), differs)) return std::nullopt;
   return all;
 }

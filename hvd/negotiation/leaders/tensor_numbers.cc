@@ -56,7 +56,8 @@ void TensorNumbers::learn(const Introduction& introduction) {
   Known& known = place->second;
   if (fresh) known.key = key;
   if (known.key != key) throw WireError("two tensors with one number");
-  // Equal signatures are kept once: what n ranks say of a tensor costs little more than what one says.
+  // Equal signatures are kept once: what n ranks say of a tensor costs little more than what one
+  // says.
   auto& remote = known.remote;
   auto same = remote.end();
   for (auto other = remote.begin(); other != remote.end(); ++other) {
@@ -91,7 +92,8 @@ void TensorNumbers::decided(std::uint32_t id) {
 void TensorNumbers::in_conflict(const std::vector<UnitKey>& keys) {
   ++decisions_;
   for (const auto& key : keys)
-    if (const auto known = ids_.find(key); known != ids_.end()) known_.at(known->second).decided_at = decisions_;
+    if (const auto known = ids_.find(key); known != ids_.end())
+      known_.at(known->second).decided_at = decisions_;
 }
 
 void TensorNumbers::note_use(std::uint32_t id) {
@@ -101,14 +103,17 @@ void TensorNumbers::note_use(std::uint32_t id) {
 std::uint64_t TensorNumbers::last_decision(int process_set, const std::string& name) const {
   std::uint64_t last = refused_at_;
   for (int kind = 0; kind <= static_cast<int>(OpKind::Control); ++kind)
-    if (const auto known = ids_.find({process_set, static_cast<OpKind>(kind), name}); known != ids_.end())
+    if (const auto known = ids_.find({process_set, static_cast<OpKind>(kind), name});
+        known != ids_.end())
       last = std::max(last, known_.at(known->second).decided_at);
   return last;
 }
 
-std::vector<std::uint32_t> TensorNumbers::to_retire(const std::function<bool(std::uint32_t)>& is_waited_for) {
+std::vector<std::uint32_t> TensorNumbers::to_retire(
+    const std::function<bool(std::uint32_t)>& is_waited_for) {
   if (is_retiring() || known_.size() <= capacity_) return {};
-  const auto count = std::min<std::uint64_t>({known_.size() - capacity_, decisions_ - retired_at_, kMostRetired});
+  const auto count =
+      std::min<std::uint64_t>({known_.size() - capacity_, decisions_ - retired_at_, kMostRetired});
   if (count < std::clamp<std::size_t>(capacity_ / 4, 1, kFewRetired)) return {};
   std::vector<std::uint32_t> ids;
   for (auto id = usage_.begin(); id != usage_.end() && ids.size() < count; ++id)
@@ -117,7 +122,8 @@ std::vector<std::uint32_t> TensorNumbers::to_retire(const std::function<bool(std
   return ids;
 }
 
-void TensorNumbers::begin_retiring(std::vector<std::uint32_t> ids, std::size_t children, const std::function<bool(const UnitKey&)>& drop) {
+void TensorNumbers::begin_retiring(std::vector<std::uint32_t> ids, std::size_t children,
+                                   const std::function<bool(const UnitKey&)>& drop) {
   if (is_retiring()) throw WireError("numbers are retired twice");
   retiring_ = std::move(ids);
   in_use_.clear();

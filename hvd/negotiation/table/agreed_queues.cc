@@ -8,7 +8,8 @@
 namespace hvd {
 
 bool AgreedQueues::has(Scope scope) const {
-  return std::any_of(queues_.begin(), queues_.end(), [&](const auto& queue) { return sets_.scope_of(queue.first) == scope; });
+  return std::any_of(queues_.begin(), queues_.end(),
+                     [&](const auto& queue) { return sets_.scope_of(queue.first) == scope; });
 }
 
 std::vector<int> AgreedQueues::sets(Scope scope) const {
@@ -26,7 +27,8 @@ std::vector<int> AgreedQueues::domains_of_next_cut(int process_set) const {
   const auto& absent = queues_.at(process_set).front().absent;
   std::set<int> domains;
   for (const int rank : sets_.info(process_set).ranks)
-    if (!std::binary_search(absent.begin(), absent.end(), rank)) domains.insert(topology_.domain_of_rank[static_cast<std::size_t>(rank)]);
+    if (!std::binary_search(absent.begin(), absent.end(), rank))
+      domains.insert(topology_.domain_of_rank[static_cast<std::size_t>(rank)]);
   return {domains.begin(), domains.end()};
 }
 
@@ -34,9 +36,13 @@ std::size_t AgreedQueues::batches_of_next_cut(int process_set) const {
   return count_batches(queues_.at(process_set), fusion_threshold_bytes_, groups_alone_);
 }
 
-std::uint32_t AgreedQueues::local_participants(int process_set, const std::vector<int>& absent) const {
-  const auto here = [&](int rank) { return topology_.domain_of_rank[static_cast<std::size_t>(rank)] == topology_.domain; };
-  return sets_.local_members(process_set) - static_cast<std::uint32_t>(std::count_if(absent.begin(), absent.end(), here));
+std::uint32_t AgreedQueues::local_participants(int process_set,
+                                               const std::vector<int>& absent) const {
+  const auto here = [&](int rank) {
+    return topology_.domain_of_rank[static_cast<std::size_t>(rank)] == topology_.domain;
+  };
+  return sets_.local_members(process_set) -
+         static_cast<std::uint32_t>(std::count_if(absent.begin(), absent.end(), here));
 }
 
 std::vector<PlannedBatch> AgreedQueues::cut_next(int process_set) {
@@ -47,6 +53,8 @@ std::vector<PlannedBatch> AgreedQueues::cut_next(int process_set) {
   return plans;
 }
 
-std::uint64_t AgreedQueues::next_order(int process_set) { return ++orders_[{sets_.scope_of(process_set), sets_.info(process_set).number}]; }
+std::uint64_t AgreedQueues::next_order(int process_set) {
+  return ++orders_[{sets_.scope_of(process_set), sets_.info(process_set).number}];
+}
 
 }  // namespace hvd

@@ -1,6 +1,6 @@
 #pragma once
-/// AgreedQueues hold what is agreed and waits to be cut into batches: a queue for each process set. They change with the log's records,
-/// alike on all ranks of a domain. Under the engine's mutex.
+/// AgreedQueues hold what is agreed and waits to be cut into batches: a queue for each process set.
+/// They change with the log's records, alike on all ranks of a domain. Under the engine's mutex.
 // Tested in tests/hvd/negotiation/negotiator_test.cc
 
 #include <cstddef>
@@ -19,8 +19,12 @@ namespace hvd {
 class AgreedQueues {
  public:
   /// Keeps references to the topology and the sets. `groups_alone`: as in `cut`.
-  AgreedQueues(const Topology& topology, const ProcessSets& sets, std::uint64_t fusion_threshold_bytes, bool groups_alone)
-      : topology_(topology), sets_(sets), fusion_threshold_bytes_(fusion_threshold_bytes), groups_alone_(groups_alone) {}
+  AgreedQueues(const Topology& topology, const ProcessSets& sets,
+               std::uint64_t fusion_threshold_bytes, bool groups_alone)
+      : topology_(topology),
+        sets_(sets),
+        fusion_threshold_bytes_(fusion_threshold_bytes),
+        groups_alone_(groups_alone) {}
 
   void add(AgreedUnit unit) { queues_[unit.process_set].push_back(std::move(unit)); }
   /// Returns whether a cut of the set would bring anything; of any set of the scope.
@@ -47,14 +51,16 @@ class AgreedQueues {
   }
 
  private:
-  [[nodiscard]] std::uint32_t local_participants(int process_set, const std::vector<int>& absent) const;
+  [[nodiscard]] std::uint32_t local_participants(int process_set,
+                                                 const std::vector<int>& absent) const;
 
   const Topology& topology_;
   const ProcessSets& sets_;
   const std::uint64_t fusion_threshold_bytes_;
   const bool groups_alone_;
-  std::map<int, std::deque<AgreedUnit>> queues_;           ///< by process set; none is empty
-  std::map<std::pair<Scope, int>, std::uint64_t> orders_;  ///< by the process set's number: batches cut so far
+  std::map<int, std::deque<AgreedUnit>> queues_;  ///< by process set; none is empty
+  std::map<std::pair<Scope, int>, std::uint64_t>
+      orders_;  ///< by the process set's number: batches cut so far
 };
 
 }  // namespace hvd

@@ -8,8 +8,8 @@
 
 namespace hvd {
 
-Negotiator::Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes,
-                       std::uint32_t slots, bool groups_alone)
+Negotiator::Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets,
+                       std::uint64_t fusion_threshold_bytes, std::uint32_t slots, bool groups_alone)
     : topology_(topology),
       sets_(topology_, std::move(sets)),
       agreed_(topology_, sets_, fusion_threshold_bytes, groups_alone),
@@ -25,8 +25,8 @@ void Negotiator::bury_removed(const std::function<bool(int)>& in_use) {
 
 std::vector<const Unit*> Negotiator::units_of(int process_set) const {
   std::vector<const Unit*> units;
-  for (auto known = ids_.lower_bound(UnitKey{process_set, OpKind{}, {}}); known != ids_.end() && known->first.process_set == process_set;
-       ++known)
+  for (auto known = ids_.lower_bound(UnitKey{process_set, OpKind{}, {}});
+       known != ids_.end() && known->first.process_set == process_set; ++known)
     units.push_back(&units_.at(known->second));
   return units;
 }
@@ -34,12 +34,14 @@ std::vector<const Unit*> Negotiator::units_of(int process_set) const {
 std::vector<const Unit*> Negotiator::units_of(int process_set, const std::string& name) const {
   std::vector<const Unit*> units;
   for (int kind = 0; kind <= static_cast<int>(OpKind::Control); ++kind)
-    if (const Unit* unit = find({process_set, static_cast<OpKind>(kind), name})) units.push_back(unit);
+    if (const Unit* unit = find({process_set, static_cast<OpKind>(kind), name}))
+      units.push_back(unit);
   return units;
 }
 
 const Unit* Negotiator::removal_of(int process_set) const {
-  const Unit* const unit = process_set == 0 ? nullptr : find({0, OpKind::Control, std::string(kRemoveProcessSet)});
+  const Unit* const unit =
+      process_set == 0 ? nullptr : find({0, OpKind::Control, std::string(kRemoveProcessSet)});
   if (unit == nullptr) return nullptr;
   const auto& said = unit->signatures.said();
   const auto is_this = [&](const auto& each) { return each.signature->root == process_set; };
@@ -55,24 +57,29 @@ bool Negotiator::has_introduced_all(const Unit& unit, const std::vector<int>& ab
   const auto& ranks = sets_.info(unit.key.process_set).ranks;
   if (unit.signatures.count() == ranks.size()) return true;
   for (std::size_t i = 0; i < ranks.size(); ++i)
-    if (!unit.signatures.of(i) && !std::binary_search(absent.begin(), absent.end(), ranks[i])) return false;
+    if (!unit.signatures.of(i) && !std::binary_search(absent.begin(), absent.end(), ranks[i]))
+      return false;
   return true;
 }
 
 bool Negotiator::introduced(const Unit& unit, const Runs& ranks, const Signature& signature) const {
   const auto& set = sets_.info(unit.key.process_set);
-  return std::all_of(ranks.begin(), ranks.end(), [&](Run run) { return unit.signatures.all_equal(places_in(set, run), signature); });
+  return std::all_of(ranks.begin(), ranks.end(), [&](Run run) {
+    return unit.signatures.all_equal(places_in(set, run), signature);
+  });
 }
 
-std::optional<Bytes> Negotiator::introduction(const UnitKey& key, const Runs& ranks, const Signature& signature,
-                                              const std::function<std::uint32_t(std::uint32_t)>& generation_of) const {
+std::optional<Bytes> Negotiator::introduction(
+    const UnitKey& key, const Runs& ranks, const Signature& signature,
+    const std::function<std::uint32_t(std::uint32_t)>& generation_of) const {
   std::uint32_t id = 0;
   std::uint32_t generation = 0;
   if (const auto known = ids_.find(key); known != ids_.end()) {
     id = known->second;
     generation = units_.at(id).generation;
   } else {
-    const auto range = free_slots_.find(std::max<std::uint32_t>(1, static_cast<std::uint32_t>(signature.tensors.size())));
+    const auto range = free_slots_.find(
+        std::max<std::uint32_t>(1, static_cast<std::uint32_t>(signature.tensors.size())));
     if (!range) return std::nullopt;
     id = *range;
     generation = generation_of(id);
@@ -80,12 +87,14 @@ std::optional<Bytes> Negotiator::introduction(const UnitKey& key, const Runs& ra
   return Records::introduction(id, generation, ranks, key, signature);
 }
 
-std::optional<std::uint32_t> Negotiator::oldest(const std::function<bool(std::uint32_t)>& evictable) const {
+std::optional<std::uint32_t> Negotiator::oldest(
+    const std::function<bool(std::uint32_t)>& evictable) const {
   const auto found = std::find_if(usage_.begin(), usage_.end(), evictable);
   return found == usage_.end() ? std::nullopt : std::optional(*found);
 }
 
-void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position, Outcomes& outcomes) {
+void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position,
+                       Outcomes& outcomes) {
   Reader reader(record);
   switch (static_cast<RecordType>(reader.get<std::uint8_t>())) {
     case RecordType::Introduce:
@@ -145,21 +154,33 @@ void Negotiator::apply_introduction(Reader& reader, Outcomes& outcomes) {
   Runs places;
   for (const Run run : ranks) places.push_back(places_in(set, run));
   if (places.empty()) throw WireError("an introduction by nobody");
-  if (signature->kind != key.kind || !is_plausible(*signature, set.ranks.size())) throw WireError("an introduction that makes no sense");
+  if (signature->kind != key.kind || !is_plausible(*signature, set.ranks.size()))
+    throw WireError("an introduction that makes no sense");
   const auto known = ids_.find(key);
-  if (known != ids_.end() ? known->second != id : units_.contains(id)) throw WireError("an introduction under the wrong id");
+  if (known != ids_.end() ? known->second != id : units_.contains(id))
+    throw WireError("an introduction under the wrong id");
 
   auto found = units_.find(id);
   if (found == units_.end()) {
-    const auto slots = std::max<std::uint32_t>(1, static_cast<std::uint32_t>(signature->tensors.size()));
+    const auto slots =
+        std::max<std::uint32_t>(1, static_cast<std::uint32_t>(signature->tensors.size()));
     free_slots_.take(id, slots);
     usage_.push_back(id);
-    found =
-        units_
-            .emplace(id,
-                     Unit{id, generation, key, sets_.scope_of(key.process_set), slots, {}, false, std::prev(usage_.end()), false, false, 0})
-            .first;
-    if (!is_unnamed(key.name) && !units_of(key.process_set, key.name).empty()) ambiguous_.insert({key.process_set, key.name});
+    found = units_
+                .emplace(id, Unit{id,
+                                  generation,
+                                  key,
+                                  sets_.scope_of(key.process_set),
+                                  slots,
+                                  {},
+                                  false,
+                                  std::prev(usage_.end()),
+                                  false,
+                                  false,
+                                  0})
+                .first;
+    if (!is_unnamed(key.name) && !units_of(key.process_set, key.name).empty())
+      ambiguous_.insert({key.process_set, key.name});
     ids_[std::move(key)] = id;
   }
   found->second.settled = false;
@@ -175,12 +196,16 @@ void Negotiator::apply_agreement(Reader& reader, std::uint64_t position, Outcome
   if (unit.queued || !sets_.has(unit.key.process_set)) throw WireError("an agreement out of turn");
   for (std::size_t i = 0; i < what.absent.size(); ++i) {
     place_in(sets_.info(unit.key.process_set), what.absent[i]);
-    if (i > 0 && what.absent[i] <= what.absent[i - 1]) throw WireError("ranks that are not ascending");
+    if (i > 0 && what.absent[i] <= what.absent[i - 1])
+      throw WireError("ranks that are not ascending");
   }
-  Status status = unit.settled && what.absent.empty() ? Status() : judge(unit, sets_.info(unit.key.process_set), what.absent);
+  Status status = unit.settled && what.absent.empty()
+                      ? Status()
+                      : judge(unit, sets_.info(unit.key.process_set), what.absent);
   if (status.ok() && !unit.settled && what.absent.empty())
-    status = verdict_on_outputs(display_name(unit.key.name), sets_.info(unit.key.process_set).ranks,
-                                [&](std::size_t place) -> const Signature& { return *unit.signatures.of(place); });
+    status = verdict_on_outputs(
+        display_name(unit.key.name), sets_.info(unit.key.process_set).ranks,
+        [&](std::size_t place) -> const Signature& { return *unit.signatures.of(place); });
   unit.settled = status.ok() && what.absent.empty();
   unit.undecided = false;
   pledged_.consume(unit.key);
@@ -194,11 +219,13 @@ void Negotiator::apply_agreement(Reader& reader, std::uint64_t position, Outcome
     if (unit.key.kind == OpKind::Control) what.present.assign(what.present.size(), false);
     if (std::find(what.present.begin(), what.present.end(), true) != what.present.end()) {
       unit.undecided = unit.queued = true;
-      agreed_.add({id, unit.key.process_set, signature, what.present, total_bytes(unit, *signature), what.absent});
+      agreed_.add({id, unit.key.process_set, signature, what.present, total_bytes(unit, *signature),
+                   what.absent});
     }
     if (unit.key.kind == OpKind::Control) apply_control(unit, what, position, outcomes);
     if (unit.key.kind == OpKind::Join) {
-      // Within a domain the log says who came last; whose arrival completed the agreement may be another.
+      // Within a domain the log says who came last; whose arrival completed the agreement may be
+      // another.
       if (unit.scope == Scope::Domain) what.last = sets_.last_joined(unit.key.process_set);
       sets_.end_join(unit.key.process_set);
     }
@@ -222,12 +249,14 @@ void Negotiator::apply_conflict(Reader& reader, Outcomes& outcomes) {
   if (ranks.empty()) throw WireError("a conflict between nobody");
   Outcomes::Voided voided{{}, verdict(display_name(name), ranks, signatures)};
   if (voided.status.ok())
-    voided.status = {Status::Code::Mismatch, formatted("'{}': the ranks want different operations", display_name(name))};
+    voided.status = {Status::Code::Mismatch,
+                     formatted("'{}': the ranks want different operations", display_name(name))};
   for (const auto& signature : signatures) {
     const std::uint32_t id = find({process_set, signature->kind, name})->id;
     if (units_.at(id).queued) throw WireError("a conflict about what is agreed");
     const UnitRef unit = units_.at(id).ref();
-    if (std::find(voided.units.begin(), voided.units.end(), unit) == voided.units.end()) voided.units.push_back(unit);
+    if (std::find(voided.units.begin(), voided.units.end(), unit) == voided.units.end())
+      voided.units.push_back(unit);
   }
   for (const auto& unit : voided.units) {
     pledged_.consume(units_.at(unit.id).key);
@@ -246,7 +275,8 @@ void Negotiator::apply_leaving(Reader& reader, Outcomes& outcomes) {
     outcomes.pledges[unit.key] += rounds;
     if (unit.scope == Scope::Domain) pledged_.add(unit.key, rank, rounds);
   }
-  if (std::find(left_.begin(), left_.end(), rank) != left_.end()) throw WireError("a rank has left twice");
+  if (std::find(left_.begin(), left_.end(), rank) != left_.end())
+    throw WireError("a rank has left twice");
   left_.push_back(rank);
   outcomes.left.push_back(rank);
 }
@@ -259,16 +289,19 @@ void Negotiator::apply_refusal(Reader& reader, Outcomes& outcomes) {
   place_in(sets_.info(unit.key.process_set), rank);
   if (unit.queued) throw WireError("a refusal of what is agreed");
   if (!text.empty()) {
-    const Status deadlock(Status::Code::Deadlock, formatted("{} '{}': {}", name_of(unit.key.kind), display_name(unit.key.name), text));
+    const Status deadlock(Status::Code::Deadlock, formatted("{} '{}': {}", name_of(unit.key.kind),
+                                                            display_name(unit.key.name), text));
     outcomes.voided.push_back({{unit.ref()}, deadlock});
     pledged_.consume(unit.key);
     return forget(id);
   }
-  const Status status(Status::Code::Shutdown,
-                      formatted("{} '{}': rank {} has ended, or called hvd::shutdown(), without submitting it. If it had fewer batches: "
-                                "ElasticSampler gives all ranks as many, and join() lets them have different numbers. If it stopped for a "
-                                "reason of its own: all ranks must agree on that, by hvd::any()",
-                                name_of(unit.key.kind), display_name(unit.key.name), rank));
+  const Status status(
+      Status::Code::Shutdown,
+      formatted("{} '{}': rank {} has ended, or called hvd::shutdown(), without submitting it. If "
+                "it had fewer batches: ElasticSampler gives all ranks as many, and join() lets "
+                "them have different numbers. If it stopped for a reason of its own: all ranks "
+                "must agree on that, by hvd::any()",
+                name_of(unit.key.kind), display_name(unit.key.name), rank));
   if (!first_refusal_) first_refusal_ = Refusal{rank, status.text()};
   const UnitRef ref = unit.ref();
   pledged_.consume(unit.key);
@@ -276,14 +309,17 @@ void Negotiator::apply_refusal(Reader& reader, Outcomes& outcomes) {
   outcomes.voided.push_back({{ref}, status});
 }
 
-void Negotiator::apply_control(const Unit& unit, Agreement& what, std::uint64_t position, Outcomes& outcomes) {
+void Negotiator::apply_control(const Unit& unit, Agreement& what, std::uint64_t position,
+                               Outcomes& outcomes) {
   const Signature& signature = *unit.signatures.of(0);
-  if (signature.tensors.size() != 1) throw WireError("a control operation without its list of ranks");
+  if (signature.tensors.size() != 1)
+    throw WireError("a control operation without its list of ranks");
   if (unit.key.name == kRemoveProcessSet) {
     what.last = signature.root;
     if (signature.root <= 0 || !sets_.has(signature.root)) return;
     sets_.remove(signature.root, position);
-    // They are forgotten by records of their own, when all ranks have read this one, and the cuts before it, for which they need the slots.
+    // They are forgotten by records of their own, when all ranks have read this one, and the cuts
+    // before it, for which they need the slots.
     for (const Unit* other : units_of(signature.root))
       if (!other->queued) outcomes.closed.push_back(other->id);
     pledged_.forget_set(signature.root);
@@ -291,8 +327,10 @@ void Negotiator::apply_control(const Unit& unit, Agreement& what, std::uint64_t 
   }
   std::vector<int> ranks;
   for (const auto rank : signature.tensors.front().shape) {
-    if (rank < 0 || rank >= topology_.size) throw WireError("a process set with a rank outside the world");
-    if (!ranks.empty() && rank <= ranks.back()) throw WireError("a process set whose ranks are not ascending");
+    if (rank < 0 || rank >= topology_.size)
+      throw WireError("a process set with a rank outside the world");
+    if (!ranks.empty() && rank <= ranks.back())
+      throw WireError("a process set whose ranks are not ascending");
     ranks.push_back(static_cast<int>(rank));
   }
   if (ranks.empty()) throw WireError("a process set without ranks");
@@ -311,7 +349,8 @@ void Negotiator::apply_cut(Reader& reader, std::uint64_t position, Outcomes& out
   const Scope scope = sets_.scope_of(process_set);
   auto plans = agreed_.cut_next(process_set);
   const bool here = agreed_.local_participants(plans.front()) > 0;
-  if (sequences.size() != (here ? plans.size() : 0)) throw WireError("a cut with the wrong number of batches");
+  if (sequences.size() != (here ? plans.size() : 0))
+    throw WireError("a cut with the wrong number of batches");
   for (std::size_t i = 0; i < plans.size(); ++i) {
     for (const auto& tensor : plans[i].tensors) {
       Unit& unit = units_.at(tensor.unit);
@@ -325,12 +364,14 @@ void Negotiator::apply_cut(Reader& reader, std::uint64_t position, Outcomes& out
 
 void Negotiator::forget(std::uint32_t id) {
   auto found = units_.find(id);
-  if (found == units_.end() || found->second.queued) throw WireError("eviction of an unknown id, or of what is not cut");
+  if (found == units_.end() || found->second.queued)
+    throw WireError("eviction of an unknown id, or of what is not cut");
   const std::uint32_t slots = found->second.slots;
   const UnitKey key = found->second.key;
   usage_.erase(found->second.usage);
   ids_.erase(key);
-  if (ambiguous_.contains({key.process_set, key.name}) && units_of(key.process_set, key.name).size() < 2)
+  if (ambiguous_.contains({key.process_set, key.name}) &&
+      units_of(key.process_set, key.name).size() < 2)
     ambiguous_.erase({key.process_set, key.name});
   units_.erase(found);
   free_slots_.give_back(id, slots);
@@ -347,7 +388,8 @@ std::vector<int> Negotiator::leavers_of(const Unit& unit) const {
   const auto& ranks = sets_.info(unit.key.process_set).ranks;
   const auto& joined = sets_.joined(unit.key.process_set);
   for (const int rank : left_) {
-    const bool excused = unit.key.kind != OpKind::Join && std::binary_search(joined.begin(), joined.end(), rank);
+    const bool excused =
+        unit.key.kind != OpKind::Join && std::binary_search(joined.begin(), joined.end(), rank);
     if (!excused && std::binary_search(ranks.begin(), ranks.end(), rank)) leavers.push_back(rank);
   }
   return leavers;

@@ -1,8 +1,9 @@
 #pragma once
-/// The table that every rank of a domain keeps of what all ranks have said: names, ids, signatures, the queue of agreed
-/// tensors. It changes by the records of the board's log alone, read by all in the same order, so all tables are equal: ids need
-/// no authority, and a disagreement is found on every rank at the same record.
-/// Under the engine's mutex. Never blocks; malformed records throw WireError.
+/// The table that every rank of a domain keeps of what all ranks have said: names, ids, signatures,
+/// the queue of agreed tensors. It changes by the records of the board's log alone, read by all in
+/// the same order, so all tables are equal: ids need no authority, and a disagreement is found on
+/// every rank at the same record. Under the engine's mutex. Never blocks; malformed records throw
+/// WireError.
 
 #include <cstdint>
 #include <functional>
@@ -30,7 +31,8 @@ namespace hvd {
 
 /// A batch that all its ranks are to run now.
 struct CutBatch {
-  std::uint64_t sequence = 0;  ///< equal on all ranks of the domain; which place of the board it has; 0 where none takes part
+  std::uint64_t sequence = 0;  ///< equal on all ranks of the domain; which place of the board it
+                               ///< has; 0 where none takes part
   std::uint64_t order = 0;     ///< equal on all ranks of the process set, which count their batches
   Scope scope = Scope::Domain;
   PlannedBatch plan;
@@ -62,26 +64,30 @@ struct Outcomes {
     std::vector<UnitRef> units;  ///< forgotten already
     Status status;
   };
-  std::vector<std::uint32_t> closed;   ///< of a process set that was removed: nobody may arrive any more, and whoever has, has failed
-  std::vector<Voided> voided;          ///< the ranks have submitted different operations under one name
-  std::vector<JoinedUp> joined;        ///< what the domain was ready for without these ranks has been said
-  std::vector<int> left;               ///< ranks that called shutdown()
-  Pledges pledges;                     ///< of the rank that left
+  std::vector<std::uint32_t> closed;  ///< of a process set that was removed: nobody may arrive any
+                                      ///< more, and whoever has, has failed
+  std::vector<Voided> voided;  ///< the ranks have submitted different operations under one name
+  std::vector<JoinedUp>
+      joined;             ///< what the domain was ready for without these ranks has been said
+  std::vector<int> left;  ///< ranks that called shutdown()
+  Pledges pledges;        ///< of the rank that left
   std::vector<std::uint32_t> doubted;  ///< the root is asked whether they can still be complete
 
   [[nodiscard]] bool empty() const {
-    return agreed.empty() && batches.empty() && host_ready.empty() && introduced.empty() && joined.empty() && left.empty() &&
-           voided.empty() && doubted.empty();
+    return agreed.empty() && batches.empty() && host_ready.empty() && introduced.empty() &&
+           joined.empty() && left.empty() && voided.empty() && doubted.empty();
   }
 };
 
 class Negotiator : public Records {
  public:
-  /// `sets[0]` is the global set. `slots` bounds the tensors known at once. `groups_alone`: as in `cut`.
-  Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes, std::uint32_t slots,
-             bool groups_alone = false);
+  /// `sets[0]` is the global set. `slots` bounds the tensors known at once. `groups_alone`: as in
+  /// `cut`.
+  Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets,
+             std::uint64_t fusion_threshold_bytes, std::uint32_t slots, bool groups_alone = false);
 
-  /// Returns the process sets, which are made and removed by agreement (OpKind::Control). Any thread, as far as ProcessSets says so.
+  /// Returns the process sets, which are made and removed by agreement (OpKind::Control). Any
+  /// thread, as far as ProcessSets says so.
   [[nodiscard]] const ProcessSets& sets() const { return sets_; }
   /// Forgets removed sets that are neither `in_use` nor those of a unit.
   void bury_removed(const std::function<bool(int)>& in_use);
@@ -92,21 +98,25 @@ class Negotiator : public Records {
   [[nodiscard]] const Unit& unit(std::uint32_t id) const { return units_.at(id); }
   [[nodiscard]] bool knows(std::uint32_t id) const { return units_.contains(id); }
   /// Returns whether these ranks (global) have introduced the unit with just this signature.
-  [[nodiscard]] bool introduced(const Unit& unit, const Runs& ranks, const Signature& signature) const;
+  [[nodiscard]] bool introduced(const Unit& unit, const Runs& ranks,
+                                const Signature& signature) const;
   [[nodiscard]] bool introduced(const Unit& unit, int rank, const Signature& signature) const {
     return introduced(unit, Runs{{rank, 1}}, signature);
   }
 
-  /// Returns whether all ranks of the set but those of `absent` (ascending) have introduced the unit.
+  /// Returns whether all ranks of the set but those of `absent` (ascending) have introduced the
+  /// unit.
   [[nodiscard]] bool has_introduced_all(const Unit& unit, const std::vector<int>& absent) const;
 
   // ---- records; the caller has read the whole log and holds the board's lock
-  /// `ranks` say what they send under `key`; gives the key an id where it has none. `generation_of(slot)` reads the board. None when
-  /// all slots are taken: evict first.
-  std::optional<Bytes> introduction(const UnitKey& key, const Runs& ranks, const Signature& signature,
-                                    const std::function<std::uint32_t(std::uint32_t)>& generation_of) const;
-  std::optional<Bytes> introduction(const UnitKey& key, int rank, const Signature& signature,
-                                    const std::function<std::uint32_t(std::uint32_t)>& generation_of) const {
+  /// `ranks` say what they send under `key`; gives the key an id where it has none.
+  /// `generation_of(slot)` reads the board. None when all slots are taken: evict first.
+  std::optional<Bytes> introduction(
+      const UnitKey& key, const Runs& ranks, const Signature& signature,
+      const std::function<std::uint32_t(std::uint32_t)>& generation_of) const;
+  std::optional<Bytes> introduction(
+      const UnitKey& key, int rank, const Signature& signature,
+      const std::function<std::uint32_t(std::uint32_t)>& generation_of) const {
     return introduction(key, Runs{{rank, 1}}, signature, generation_of);
   }
   /// The least recently used id that `evictable` lets go.
@@ -117,12 +127,15 @@ class Negotiator : public Records {
 
   /// Returns what is agreed and waits to be cut.
   [[nodiscard]] const AgreedQueues& agreed() const { return agreed_; }
-  [[nodiscard]] bool has_free_slots(std::uint32_t slots) const { return free_slots_.find(slots).has_value(); }
+  [[nodiscard]] bool has_free_slots(std::uint32_t slots) const {
+    return free_slots_.find(slots).has_value();
+  }
 
   [[nodiscard]] bool any_left() const { return !left_.empty(); }
   /// All ranks have left, and nothing more will be agreed.
   [[nodiscard]] bool all_left() const;
-  /// Ranks of the unit's set that have left, and have not joined before; in the order in which they left.
+  /// Ranks of the unit's set that have left, and have not joined before; in the order in which they
+  /// left.
   [[nodiscard]] std::vector<int> leavers_of(const Unit& unit) const;
   /// An operation that could not take place because a rank had left.
   struct Refusal {
@@ -131,10 +144,14 @@ class Negotiator : public Records {
   };
   /// Returns the first of them: what comes to grief afterwards may do so because of it.
   [[nodiscard]] const std::optional<Refusal>& first_refusal() const { return first_refusal_; }
-  /// Returns whether `rank`, which has left, still takes part in a later round of a unit of one domain.
-  [[nodiscard]] bool has_pledged(int rank, const UnitKey& key) const { return pledged_.contains(key, rank); }
+  /// Returns whether `rank`, which has left, still takes part in a later round of a unit of one
+  /// domain.
+  [[nodiscard]] bool has_pledged(int rank, const UnitKey& key) const {
+    return pledged_.contains(key, rank);
+  }
 
-  /// Returns the unit that removes the set, if a rank was the last time about to remove just this; else null.
+  /// Returns the unit that removes the set, if a rank was the last time about to remove just this;
+  /// else null.
   [[nodiscard]] const Unit* removal_of(int process_set) const;
   /// The units of a set; those of one name.
   [[nodiscard]] std::vector<const Unit*> units_of(int process_set) const;
@@ -144,8 +161,12 @@ class Negotiator : public Records {
     for (const auto& [id, unit] : units_) look(unit);
   }
   /// Names under which a set has units of several kinds.
-  [[nodiscard]] const std::set<std::pair<int, std::string>>& ambiguous_names() const { return ambiguous_; }
-  [[nodiscard]] bool is_ambiguous(int process_set, const std::string& name) const { return ambiguous_.contains({process_set, name}); }
+  [[nodiscard]] const std::set<std::pair<int, std::string>>& ambiguous_names() const {
+    return ambiguous_;
+  }
+  [[nodiscard]] bool is_ambiguous(int process_set, const std::string& name) const {
+    return ambiguous_.contains({process_set, name});
+  }
 
  private:
   const ProcessSetInfo& known_set(int id) const;

@@ -11,31 +11,41 @@ namespace {
 bool can_fuse(const AgreedUnit& a, const AgreedUnit& b) {
   const Signature& left = *a.signature;
   const Signature& right = *b.signature;
-  return a.process_set == b.process_set && a.absent == b.absent && left.kind == right.kind && left.op == right.op &&
-         left.device == right.device && left.root == right.root && left.prescale_factor == right.prescale_factor &&
+  return a.process_set == b.process_set && a.absent == b.absent && left.kind == right.kind &&
+         left.op == right.op && left.device == right.device && left.root == right.root &&
+         left.prescale_factor == right.prescale_factor &&
          left.postscale_factor == right.postscale_factor;
 }
 
-std::int64_t bytes_of(const AgreedUnit& unit) { return std::accumulate(unit.total_bytes.begin(), unit.total_bytes.end(), std::int64_t{0}); }
+std::int64_t bytes_of(const AgreedUnit& unit) {
+  return std::accumulate(unit.total_bytes.begin(), unit.total_bytes.end(), std::int64_t{0});
+}
 
 void add(std::vector<PlannedBatch>& batches, const AgreedUnit& unit) {
   for (std::uint32_t i = 0; i < unit.signature->tensors.size(); ++i) {
     if (!unit.present[i]) continue;
     const DataType dtype = unit.signature->tensors[i].dtype;
-    auto batch = std::find_if(batches.begin(), batches.end(), [&](const auto& known) { return known.dtype == dtype; });
-    if (batch == batches.end()) batch = batches.insert(batches.end(), {unit.process_set, dtype, unit.signature, {}, 0, unit.absent});
+    auto batch = std::find_if(batches.begin(), batches.end(),
+                              [&](const auto& known) { return known.dtype == dtype; });
+    if (batch == batches.end())
+      batch = batches.insert(batches.end(),
+                             {unit.process_set, dtype, unit.signature, {}, 0, unit.absent});
     batch->tensors.push_back({unit.id, i});
     batch->bytes += unit.total_bytes[i];
   }
 }
 
-/// Calls `take` for the units that travel together, the first of the queue among them, by their places there, ascending.
+/// Calls `take` for the units that travel together, the first of the queue among them, by their
+/// places there, ascending.
 template <class Take>
-void select(const std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes, bool groups_alone, Take take) {
+void select(const std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes, bool groups_alone,
+            Take take) {
   if (queue.empty()) return;
   const AgreedUnit& first = queue.front();
   take(std::size_t{0});
-  const auto alone = [&](const AgreedUnit& unit) { return groups_alone && unit.signature->tensors.size() > 1; };
+  const auto alone = [&](const AgreedUnit& unit) {
+    return groups_alone && unit.signature->tensors.size() > 1;
+  };
   if (first.signature->kind == OpKind::Barrier || alone(first)) return;
   auto total = static_cast<std::uint64_t>(bytes_of(first));
   for (std::size_t place = 1; place < queue.size(); ++place) {
@@ -50,7 +60,8 @@ void select(const std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes, 
 
 }  // namespace
 
-std::vector<PlannedBatch> cut(std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes, bool groups_alone) {
+std::vector<PlannedBatch> cut(std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes,
+                              bool groups_alone) {
   std::vector<PlannedBatch> batches;
   std::vector<std::size_t> taken;
   select(queue, threshold_bytes, groups_alone, [&](std::size_t place) {
@@ -74,7 +85,8 @@ std::vector<PlannedBatch> cut(std::deque<AgreedUnit>& queue, std::uint64_t thres
   return batches;
 }
 
-std::size_t count_batches(const std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes, bool groups_alone) {
+std::size_t count_batches(const std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes,
+                          bool groups_alone) {
   std::uint32_t dtypes = 0;
   static_assert(kDataTypes <= 32);
   select(queue, threshold_bytes, groups_alone, [&](std::size_t place) {

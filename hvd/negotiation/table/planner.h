@@ -1,6 +1,7 @@
 #pragma once
-/// The planner decides which agreed tensors travel together. A pure function of the queue and the threshold, so that every rank that has
-/// read the same log computes the same batches; nothing of the plan is ever sent.
+/// The planner decides which agreed tensors travel together. A pure function of the queue and the
+/// threshold, so that every rank that has read the same log computes the same batches; nothing of
+/// the plan is ever sent.
 
 #include <cstdint>
 #include <deque>
@@ -14,10 +15,13 @@ namespace hvd {
 struct AgreedUnit {
   std::uint32_t id = 0;
   int process_set = 0;
-  SharedSignature signature;              ///< of the set's first rank; equal on all but for first dimensions of gathers
-  std::vector<bool> present;              ///< per tensor: some rank has it; tensors that nobody has do not travel
+  SharedSignature
+      signature;  ///< of the set's first rank; equal on all but for first dimensions of gathers
+  std::vector<bool>
+      present;  ///< per tensor: some rank has it; tensors that nobody has do not travel
   std::vector<std::int64_t> total_bytes;  ///< per tensor: bytes that count against the threshold
-  std::vector<int> absent;                ///< global ranks of the set that have joined and take no part, ascending
+  std::vector<int>
+      absent;  ///< global ranks of the set that have joined and take no part, ascending
 };
 
 struct PlannedTensor {
@@ -35,12 +39,15 @@ struct PlannedBatch {
   std::vector<int> absent = {};  ///< as of its units
 };
 
-/// Takes from the front of `queue` the first unit and, in order, those that can travel with it, until `threshold_bytes` is
-/// reached (0: no fusion beyond a unit's own tensors). `groups_alone`: units of several tensors travel with no other unit. Returns one
-/// batch per dtype; none if nobody had anything to say.
-std::vector<PlannedBatch> cut(std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes, bool groups_alone = false);
+/// Takes from the front of `queue` the first unit and, in order, those that can travel with it,
+/// until `threshold_bytes` is reached (0: no fusion beyond a unit's own tensors). `groups_alone`:
+/// units of several tensors travel with no other unit. Returns one batch per dtype; none if nobody
+/// had anything to say.
+std::vector<PlannedBatch> cut(std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes,
+                              bool groups_alone = false);
 
 /// Returns how many batches `cut` would return, and changes nothing.
-std::size_t count_batches(const std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes, bool groups_alone = false);
+std::size_t count_batches(const std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes,
+                          bool groups_alone = false);
 
 }  // namespace hvd

@@ -40,19 +40,22 @@ bool ReadinessCounts::is_ready(std::uint32_t id, int subtree, int rank) const {
   return !std::binary_search(absent.begin(), absent.end(), rank);
 }
 
-std::vector<int> ReadinessCounts::awaited(std::uint32_t id, const UnitKey& key, const std::vector<int>& ranks) const {
+std::vector<int> ReadinessCounts::awaited(std::uint32_t id, const UnitKey& key,
+                                          const std::vector<int>& ranks) const {
   std::vector<int> awaited;
   const auto count = counts_.find(id);
   if (count == counts_.end()) return awaited;
   for (const int rank : ranks) {
     const int subtree = subtree_of_(rank);
     const bool excused = key.kind != OpKind::Join && has_joined(key.process_set, rank);
-    if (subtree >= 0 && !count->second.subtrees.contains(subtree) && !excused) awaited.push_back(rank);
+    if (subtree >= 0 && !count->second.subtrees.contains(subtree) && !excused)
+      awaited.push_back(rank);
   }
   return awaited;
 }
 
-const std::set<int>& ReadinessCounts::subtrees_with(int process_set, const std::vector<int>* ranks) {
+const std::set<int>& ReadinessCounts::subtrees_with(int process_set,
+                                                    const std::vector<int>* ranks) {
   const auto [known, fresh] = subtrees_.try_emplace(process_set);
   if (fresh && ranks != nullptr)
     for (const int rank : *ranks)
@@ -66,14 +69,16 @@ void ReadinessCounts::add(std::uint32_t id, int subtree, const Agreement& what) 
   merge(count.what, what);
 }
 
-std::optional<Agreement> ReadinessCounts::take_if_complete(std::uint32_t id, const UnitKey& key, const std::vector<int>* ranks) {
+std::optional<Agreement> ReadinessCounts::take_if_complete(std::uint32_t id, const UnitKey& key,
+                                                           const std::vector<int>* ranks) {
   const auto count = counts_.find(id);
   if (count == counts_.end()) return std::nullopt;
   const auto& ready = count->second.subtrees;
   std::vector<int> absent;
   if (ready.size() < subtrees_with(key.process_set, ranks).size()) {
     const auto joined = joined_.find(key.process_set);
-    if (key.kind == OpKind::Join || joined == joined_.end() || ranks == nullptr) return std::nullopt;
+    if (key.kind == OpKind::Join || joined == joined_.end() || ranks == nullptr)
+      return std::nullopt;
     for (const int rank : *ranks) {
       const int subtree = subtree_of_(rank);
       if (subtree < 0 || ready.contains(subtree)) continue;

@@ -1,8 +1,9 @@
 #pragma once
-/// Declares the attributes of clang's thread-safety analysis (https://clang.llvm.org/docs/ThreadSafetyAnalysis.html) under names of the
-/// project, and names the two locks of a rank for it, in the order in which they are taken. These stand for any engine's and any board's: a
-/// thread never holds those of two. Other compilers see nothing of the attributes. tests/thread_safety.sh checks them with -Wthread-safety
-/// as an error.
+/// Declares the attributes of clang's thread-safety analysis
+/// (https://clang.llvm.org/docs/ThreadSafetyAnalysis.html) under names of the project, and names
+/// the two locks of a rank for it, in the order in which they are taken. These stand for any
+/// engine's and any board's: a thread never holds those of two. Other compilers see nothing of the
+/// attributes. tests/thread_safety.sh checks them with -Wthread-safety as an error.
 // Tested in tests/thread_safety.sh
 
 #if defined(__clang__)
@@ -26,7 +27,8 @@ namespace hvd {
 struct HVD_CAPABILITY("the engine's mutex") EngineMutexCapability {};
 struct HVD_CAPABILITY("the board's lock") BoardLockCapability {};
 
-/// Held by a thread of a rank; orders everything that the rank's threads do to its table, its ledger and its queues.
+/// Held by a thread of a rank; orders everything that the rank's threads do to its table, its
+/// ledger and its queues.
 inline EngineMutexCapability engine_mutex;
 /// Held by a rank of a domain, for microseconds; orders what the ranks append to the log.
 inline BoardLockCapability board_lock HVD_ACQUIRED_AFTER(engine_mutex);

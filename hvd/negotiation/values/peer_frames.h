@@ -1,6 +1,7 @@
 #pragma once
-/// A peer frame is what two ranks say to each other for send and recv: a head of one cache line, which begins with a word of the ring that
-/// it travels in, and a payload of so many bytes. Values; of one binary, in native byte order. Nothing fails.
+/// A peer frame is what two ranks say to each other for send and recv: a head of one cache line,
+/// which begins with a word of the ring that it travels in, and a payload of so many bytes. Values;
+/// of one binary, in native byte order. Nothing fails.
 ///
 ///   kind      id              words[0]           payload
 ///             says, to the rank that it goes to
@@ -42,7 +43,19 @@
 namespace hvd {
 
 /// The kinds of frames.
-enum class PeerFrameKind : std::uint8_t { Eager, Offer, Want, Chunk, Got, Taken, Refused, Credit, AskLeft, Left, Came };
+enum class PeerFrameKind : std::uint8_t {
+  Eager,
+  Offer,
+  Want,
+  Chunk,
+  Got,
+  Taken,
+  Refused,
+  Credit,
+  AskLeft,
+  Left,
+  Came
+};
 
 struct alignas(64) PeerFrameHead {
   std::uint64_t ready = 0;  ///< of the ring: position + 1 once the frame is there
@@ -56,9 +69,13 @@ struct alignas(64) PeerFrameHead {
 
   /// Payloads of so few bytes travel in the words.
   static constexpr std::size_t kSmallBytes = sizeof(words);
-  [[nodiscard]] bool is_small() const { return kind == PeerFrameKind::Eager && bytes <= kSmallBytes; }
+  [[nodiscard]] bool is_small() const {
+    return kind == PeerFrameKind::Eager && bytes <= kSmallBytes;
+  }
   /// Returns the bytes that follow it.
-  [[nodiscard]] std::size_t payload_bytes() const { return is_small() ? 0 : static_cast<std::size_t>(bytes); }
+  [[nodiscard]] std::size_t payload_bytes() const {
+    return is_small() ? 0 : static_cast<std::size_t>(bytes);
+  }
 };
 static_assert(sizeof(PeerFrameHead) == 64 && std::is_trivially_copyable_v<PeerFrameHead>);
 
@@ -68,7 +85,8 @@ struct PeerPayload {
   [[nodiscard]] std::size_t size() const { return first.size() + second.size(); }
   void copy_to(void* to) const {
     if (!first.empty()) std::memcpy(to, first.data(), first.size());
-    if (!second.empty()) std::memcpy(static_cast<std::byte*>(to) + first.size(), second.data(), second.size());
+    if (!second.empty())
+      std::memcpy(static_cast<std::byte*>(to) + first.size(), second.data(), second.size());
   }
 };
 

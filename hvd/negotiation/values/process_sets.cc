@@ -8,7 +8,9 @@
 
 namespace hvd {
 
-std::size_t place_in(const ProcessSetInfo& set, int rank) { return static_cast<std::size_t>(places_in(set, {rank, 1}).first); }
+std::size_t place_in(const ProcessSetInfo& set, int rank) {
+  return static_cast<std::size_t>(places_in(set, {rank, 1}).first);
+}
 
 Run places_in(const ProcessSetInfo& set, Run ranks) {
   const auto places = find_run(set.ranks, ranks);
@@ -16,14 +18,18 @@ Run places_in(const ProcessSetInfo& set, Run ranks) {
   return *places;
 }
 
-ProcessSets::ProcessSets(const Topology& topology, std::vector<ProcessSetInfo> sets) : topology_(topology) {
+ProcessSets::ProcessSets(const Topology& topology, std::vector<ProcessSetInfo> sets)
+    : topology_(topology) {
   for (auto& set : sets) add(std::move(set));
 }
 
 void ProcessSets::add(ProcessSetInfo info) {
-  const auto here = std::count_if(info.ranks.begin(), info.ranks.end(),
-                                  [&](int rank) { return topology_.domain_of_rank[static_cast<std::size_t>(rank)] == topology_.domain; });
-  while (std::any_of(sets_.begin(), sets_.end(), [&](const auto& other) { return !other->removed && other->info->number == info.number; }))
+  const auto here = std::count_if(info.ranks.begin(), info.ranks.end(), [&](int rank) {
+    return topology_.domain_of_rank[static_cast<std::size_t>(rank)] == topology_.domain;
+  });
+  while (std::any_of(sets_.begin(), sets_.end(), [&](const auto& other) {
+    return !other->removed && other->info->number == info.number;
+  }))
     ++info.number;
   auto fresh = std::make_unique<Set>();
   fresh->info = std::make_shared<const ProcessSetInfo>(std::move(info));
@@ -36,7 +42,8 @@ void ProcessSets::add(ProcessSetInfo info) {
 int ProcessSets::add(std::vector<int> ranks) {
   ProcessSetInfo info{next_id_, std::move(ranks), -1};
   const auto self = std::lower_bound(info.ranks.begin(), info.ranks.end(), topology_.rank);
-  if (self != info.ranks.end() && *self == topology_.rank) info.rank = static_cast<int>(self - info.ranks.begin());
+  if (self != info.ranks.end() && *self == topology_.rank)
+    info.rank = static_cast<int>(self - info.ranks.begin());
   const int id = info.id;
   add(std::move(info));
   return id;
@@ -59,11 +66,15 @@ std::vector<int> ProcessSets::removed() const {
 
 void ProcessSets::bury(const std::function<bool(int id)>& in_use) {
   const std::lock_guard lock(mutex_);
-  removed_ -= std::erase_if(sets_, [&](const std::unique_ptr<Set>& set) { return set->removed && !in_use(set->info->id); });
+  removed_ -= std::erase_if(sets_, [&](const std::unique_ptr<Set>& set) {
+    return set->removed && !in_use(set->info->id);
+  });
 }
 
 ProcessSets::Set* ProcessSets::find(int id) const {
-  const auto below = [](const std::unique_ptr<Set>& known, int wanted) { return known->info->id < wanted; };
+  const auto below = [](const std::unique_ptr<Set>& known, int wanted) {
+    return known->info->id < wanted;
+  };
   const auto place = std::lower_bound(sets_.begin(), sets_.end(), id, below);
   return place != sets_.end() && (*place)->info->id == id ? place->get() : nullptr;
 }

@@ -1,8 +1,9 @@
 #pragma once
-/// The process sets that a rank's table knows: which there are, who is in them, which have been removed, and who has joined. Sets come and
-/// go by records of the log, so that all ranks of a domain have the same. An id is never given again; the number, by which backends tell
-/// sets apart, is. Any thread may ask whether there is a set, and for it. All else is for the thread that has the engine's mutex. Never
-/// blocks for long.
+/// The process sets that a rank's table knows: which there are, who is in them, which have been
+/// removed, and who has joined. Sets come and go by records of the log, so that all ranks of a
+/// domain have the same. An id is never given again; the number, by which backends tell sets apart,
+/// is. Any thread may ask whether there is a set, and for it. All else is for the thread that has
+/// the engine's mutex. Never blocks for long.
 // Tested in tests/hvd/engine/engine_ops_test.cc, tests/system/forgetting_test.cc
 
 #include <cstddef>
@@ -18,12 +19,14 @@
 
 namespace hvd {
 
-/// A set within one domain is agreed and cut there; a set that spans domains is agreed and cut by the root for all of them.
+/// A set within one domain is agreed and cut there; a set that spans domains is agreed and cut by
+/// the root for all of them.
 enum class Scope : std::uint8_t { Domain, World };
 
 /// Returns the place in the set of a rank. Throws WireError if it is not in the set.
 std::size_t place_in(const ProcessSetInfo& set, int rank);
-/// Returns the places in the set of ranks that follow one another. Throws WireError if one of them is not in the set.
+/// Returns the places in the set of ranks that follow one another. Throws WireError if one of them
+/// is not in the set.
 Run places_in(const ProcessSetInfo& set, Run ranks);
 
 class ProcessSets {
@@ -34,13 +37,16 @@ class ProcessSets {
   // ---- any thread
   /// Returns whether there is such a set, and it has not been removed.
   [[nodiscard]] bool has(int id) const;
-  /// Returns the set; a removed one is there, and the reference valid, until it is buried. Throws WireError if it is not there.
+  /// Returns the set; a removed one is there, and the reference valid, until it is buried. Throws
+  /// WireError if it is not there.
   [[nodiscard]] const ProcessSetInfo& info(int id) const;
   /// Returns the set, or null if there is none, or none any more.
   [[nodiscard]] std::shared_ptr<const ProcessSetInfo> share(int id) const;
 
-  // ---- under the engine's mutex; all but `ranks_unless_removed` throw WireError if the set is not there
-  /// Returns the ranks of the set, or null if it was removed. Throws WireError if there has never been such a set.
+  // ---- under the engine's mutex; all but `ranks_unless_removed` throw WireError if the set is not
+  // there
+  /// Returns the ranks of the set, or null if it was removed. Throws WireError if there has never
+  /// been such a set.
   [[nodiscard]] const std::vector<int>* ranks_unless_removed(int id) const;
   /// Returns how many ranks of the set live in this domain.
   [[nodiscard]] std::uint32_t local_members(int id) const { return at(id).local_members; }
@@ -83,7 +89,8 @@ class ProcessSets {
   [[nodiscard]] Set& at(int id);
 
   const Topology& topology_;
-  mutable std::shared_mutex mutex_;         // guards the list and `removed`; the rest is for the engine's mutex
+  // guards the list and `removed`; the rest is for the engine's mutex
+  mutable std::shared_mutex mutex_;
   std::vector<std::unique_ptr<Set>> sets_;  // by id, ascending
   int next_id_ = 0;
   std::size_t removed_ = 0;

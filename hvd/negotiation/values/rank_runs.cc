@@ -7,7 +7,8 @@ namespace hvd {
 
 void add(Runs& runs, Run run) {
   // The first that `run` touches, and the first beyond it.
-  auto from = std::lower_bound(runs.begin(), runs.end(), run.first, [](const Run& r, int first) { return r.first + r.count < first; });
+  auto from = std::lower_bound(runs.begin(), runs.end(), run.first,
+                               [](const Run& r, int first) { return r.first + r.count < first; });
   auto to = from;
   int first = run.first;
   int end = run.first + run.count;
@@ -29,8 +30,10 @@ void remove(Runs& runs, Run run) {
   if (std::none_of(runs.begin(), runs.end(), touches)) return;
   Runs rest;
   for (const Run& r : runs) {
-    if (r.first < run.first) rest.push_back({r.first, std::min(r.first + r.count, run.first) - r.first});
-    if (r.first + r.count > end) rest.push_back({std::max(r.first, end), r.first + r.count - std::max(r.first, end)});
+    if (r.first < run.first)
+      rest.push_back({r.first, std::min(r.first + r.count, run.first) - r.first});
+    if (r.first + r.count > end)
+      rest.push_back({std::max(r.first, end), r.first + r.count - std::max(r.first, end)});
   }
   runs = std::move(rest);
 }
@@ -54,7 +57,8 @@ void RankSignatures::set(Run places, SharedSignature signature) {
   next.reserve(said_.size() + 2);
   const auto append = [&](Run run, const SharedSignature& of_run) {
     if (run.count <= 0) return;
-    if (!next.empty() && next.back().signature == of_run && next.back().places.first + next.back().places.count == run.first) {
+    if (!next.empty() && next.back().signature == of_run &&
+        next.back().places.first + next.back().places.count == run.first) {
       next.back().places.count += run.count;
     } else {
       next.push_back({run, of_run});
@@ -76,7 +80,9 @@ void RankSignatures::set(Run places, SharedSignature signature) {
 }
 
 std::vector<RankSignatures::Said>::const_iterator RankSignatures::find(int place) const {
-  const auto ends_before = [](const Said& said, int wanted) { return said.places.first + said.places.count <= wanted; };
+  const auto ends_before = [](const Said& said, int wanted) {
+    return said.places.first + said.places.count <= wanted;
+  };
   const auto found = std::lower_bound(said_.begin(), said_.end(), place, ends_before);
   return found != said_.end() && found->places.first <= place ? found : said_.end();
 }
@@ -96,12 +102,14 @@ std::size_t RankSignatures::count() const {
 bool RankSignatures::all_say(Run places, const SharedSignature& signature) const {
   const auto found = find(places.first);
   return found != said_.end() && found->signature == signature &&
-         found->places.first + found->places.count >= places.first + places.count;  // equal neighbours are one
+         // equal neighbours are one
+         found->places.first + found->places.count >= places.first + places.count;
 }
 
 bool RankSignatures::all_equal(Run places, const Signature& signature) const {
   const auto found = find(places.first);
-  return found != said_.end() && *found->signature == signature && found->places.first + found->places.count >= places.first + places.count;
+  return found != said_.end() && *found->signature == signature &&
+         found->places.first + found->places.count >= places.first + places.count;
 }
 
 }  // namespace hvd

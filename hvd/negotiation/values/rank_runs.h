@@ -1,6 +1,7 @@
 #pragma once
-/// Lists of ranks, written as runs, and the words of ranks, stored by runs: what all ranks of a large world say alike then takes as much
-/// memory, and as many bytes on the wire, as what one says. Plain values and functions without state.
+/// Lists of ranks, written as runs, and the words of ranks, stored by runs: what all ranks of a
+/// large world say alike then takes as much memory, and as many bytes on the wire, as what one
+/// says. Plain values and functions without state.
 // Tested in tests/hvd/negotiation/rank_signatures_test.cc
 
 #include <cstddef>
@@ -25,12 +26,14 @@ using Runs = std::vector<Run>;
 void add(Runs& runs, Run run);
 /// Takes the ranks of `run` out, as far as they are in the list.
 void remove(Runs& runs, Run run);
-/// Returns the places of the run's ranks in a list of ranks that ascends; none if one of them is not in it.
+/// Returns the places of the run's ranks in a list of ranks that ascends; none if one of them is
+/// not in it.
 std::optional<Run> find_run(std::span<const int> ascending, Run run);
 
-/// The words of a process set's ranks about one tensor. Equal signatures are stored once, and ranks that follow one another and say the
-/// same are stored as one run: what 1,024 ranks say alike of a tensor takes the memory of one rank's word. A value without a lock; places
-/// are ranks within the set, from 0 on.
+/// The words of a process set's ranks about one tensor. Equal signatures are stored once, and ranks
+/// that follow one another and say the same are stored as one run: what 1,024 ranks say alike of a
+/// tensor takes the memory of one rank's word. A value without a lock; places are ranks within the
+/// set, from 0 on.
 class RankSignatures {
  public:
   struct Said {

@@ -10,13 +10,15 @@ void put_bits(Writer& writer, const std::vector<bool>& bits) {
   std::vector<std::uint8_t> packed((bits.size() + 7) / 8);
   for (std::size_t i = 0; i < bits.size(); ++i)
     if (bits[i]) packed[i / 8] = static_cast<std::uint8_t>(packed[i / 8] | (1U << (i % 8)));
-  writer.put(static_cast<std::uint32_t>(bits.size())).put_list(std::span<const std::uint8_t>(packed));
+  writer.put(static_cast<std::uint32_t>(bits.size()))
+      .put_list(std::span<const std::uint8_t>(packed));
 }
 
 std::vector<bool> get_bits(Reader& reader) {
   const auto count = reader.get<std::uint32_t>();
   const auto packed = reader.get_list<std::uint8_t>();
-  if (packed.size() != (std::size_t{count} + 7) / 8) throw WireError("bit list of the wrong length");
+  if (packed.size() != (std::size_t{count} + 7) / 8)
+    throw WireError("bit list of the wrong length");
   std::vector<bool> bits(count);
   for (std::size_t i = 0; i < count; ++i) bits[i] = ((packed[i / 8] >> (i % 8)) & 1U) != 0;
   return bits;
@@ -37,13 +39,16 @@ Agreement decode_agreement(Reader& reader) {
   return agreement;
 }
 
-void encode(Writer& writer, const UnitKey& key) { writer.put(key.process_set).put(key.kind).put_string(key.name); }
+void encode(Writer& writer, const UnitKey& key) {
+  writer.put(key.process_set).put(key.kind).put_string(key.name);
+}
 
 UnitKey decode_key(Reader& reader) {
   UnitKey key;
   key.process_set = reader.get<int>();
   const auto kind = reader.get<std::uint8_t>();
-  if (kind > static_cast<std::uint8_t>(OpKind::Control)) throw WireError("unknown kind of operation");
+  if (kind > static_cast<std::uint8_t>(OpKind::Control))
+    throw WireError("unknown kind of operation");
   key.kind = static_cast<OpKind>(kind);
   key.name = reader.get_string();
   return key;
@@ -59,7 +64,8 @@ std::vector<StuckRank> decode_stuck_ranks(Reader& reader) {
   for (auto left = reader.get<std::uint32_t>(); left > 0; --left) {
     const int rank = reader.get<int>();
     const auto kind = reader.get<OpKind>();
-    if (kind > OpKind::Control) throw WireError("a rank that is stuck with an unknown kind of operation");
+    if (kind > OpKind::Control)
+      throw WireError("a rank that is stuck with an unknown kind of operation");
     stuck_ranks.push_back({rank, kind});
   }
   return stuck_ranks;
@@ -75,7 +81,8 @@ IntroduceRecord decode_introduction(Reader& reader) {
   return record;
 }
 
-Bytes Records::introduction(std::uint32_t id, std::uint32_t generation, const Runs& ranks, const UnitKey& key, const Signature& signature) {
+Bytes Records::introduction(std::uint32_t id, std::uint32_t generation, const Runs& ranks,
+                            const UnitKey& key, const Signature& signature) {
   Writer writer;
   writer.put(RecordType::Introduce).put(id).put(generation).put_list(std::span<const Run>(ranks));
   encode(writer, key);
@@ -95,14 +102,19 @@ Bytes Records::refusal(std::uint32_t id, int rank, std::string_view text) {
 }
 Bytes Records::doubt(std::uint32_t id) { return Writer().put(RecordType::Doubt).put(id).take(); }
 Bytes Records::end() { return Writer().put(RecordType::End).take(); }
-Bytes Records::conflict(int process_set, std::string_view name, const std::vector<StuckRank>& stuck_ranks) {
+Bytes Records::conflict(int process_set, std::string_view name,
+                        const std::vector<StuckRank>& stuck_ranks) {
   Writer writer;
   writer.put(RecordType::Conflict).put(process_set).put_string(name);
   encode(writer, stuck_ranks);
   return writer.take();
 }
-Bytes Records::joining(int process_set, int rank) { return Writer().put(RecordType::Joining).put(process_set).put(rank).take(); }
-Bytes Records::joined_up(int process_set, int rank) { return Writer().put(RecordType::JoinedUp).put(process_set).put(rank).take(); }
+Bytes Records::joining(int process_set, int rank) {
+  return Writer().put(RecordType::Joining).put(process_set).put(rank).take();
+}
+Bytes Records::joined_up(int process_set, int rank) {
+  return Writer().put(RecordType::JoinedUp).put(process_set).put(rank).take();
+}
 Bytes Records::agreement(std::uint32_t id, const Agreement& what) {
   Writer writer;
   writer.put(RecordType::Agree).put(id);

@@ -12,11 +12,14 @@ namespace {
 
 template <class Enum>
 Enum checked_enum(std::uint8_t value, Enum last) {
-  if (value > static_cast<std::uint8_t>(last)) throw WireError("signature: a number outside its enumeration");
+  if (value > static_cast<std::uint8_t>(last))
+    throw WireError("signature: a number outside its enumeration");
   return static_cast<Enum>(value);
 }
 
-constexpr bool dims_after_first_only(OpKind kind) { return kind == OpKind::Allgather || kind == OpKind::Alltoall; }
+constexpr bool dims_after_first_only(OpKind kind) {
+  return kind == OpKind::Allgather || kind == OpKind::Alltoall;
+}
 
 bool same_shape(OpKind kind, const Shape& a, const Shape& b) {
   if (a.size() != b.size()) return false;
@@ -31,19 +34,24 @@ bool same_shapes(const Signature& a, const Signature& b) {
   return true;
 }
 
-constexpr bool may_have_splits(OpKind kind) { return kind == OpKind::Alltoall || kind == OpKind::Reducescatter; }
+constexpr bool may_have_splits(OpKind kind) {
+  return kind == OpKind::Alltoall || kind == OpKind::Reducescatter;
+}
 
 /// Returns whether the splits are the same, as those of a Reducescatter must be on all ranks.
 bool same_splits(const Signature& a, const Signature& b) {
   if (a.kind != OpKind::Reducescatter) return true;
-  const auto same = [](const TensorSignature& one, const TensorSignature& other) { return one.splits == other.splits; };
+  const auto same = [](const TensorSignature& one, const TensorSignature& other) {
+    return one.splits == other.splits;
+  };
   return std::equal(a.tensors.begin(), a.tensors.end(), b.tensors.begin(), b.tensors.end(), same);
 }
 
 /// Returns the splits as text, of a group one list after the other.
 std::string splits_text(const Signature& signature) {
   std::string text;
-  for (const auto& tensor : signature.tensors) text += tensor.splits.empty() ? "by rows " : to_string(tensor.splits) + " ";
+  for (const auto& tensor : signature.tensors)
+    text += tensor.splits.empty() ? "by rows " : to_string(tensor.splits) + " ";
   return text.substr(0, text.size() - 1);
 }
 
@@ -78,7 +86,9 @@ std::size_t first_difference(std::span<const SharedSignature> signatures) {
   for (const auto& other : signatures) {
     const std::size_t common = std::min(index, other->tensors.size());
     std::size_t i = 0;
-    while (i < common && other->tensors[i].dtype == first[i].dtype && same_shape(other->kind, other->tensors[i].shape, first[i].shape)) ++i;
+    while (i < common && other->tensors[i].dtype == first[i].dtype &&
+           same_shape(other->kind, other->tensors[i].shape, first[i].shape))
+      ++i;
     index = std::min(index, i);
   }
   return index;
@@ -87,7 +97,8 @@ std::size_t first_difference(std::span<const SharedSignature> signatures) {
 struct Check {
   std::string_view what;
   std::function<bool(const Signature&, const Signature&)> same;
-  std::function<std::string(const Signature&)> describe;  ///< empty: what is said of the first tensor that differs
+  std::function<std::string(const Signature&)>
+      describe;  ///< empty: what is said of the first tensor that differs
 };
 
 const std::vector<Check>& checks() {
@@ -100,7 +111,9 @@ const std::vector<Check>& checks() {
        [](const Signature& a, const Signature& b) {
          return a.prescale_factor == b.prescale_factor && a.postscale_factor == b.postscale_factor;
        },
-       [](const Signature& s) { return formatted("prescale {}, postscale {}", s.prescale_factor, s.postscale_factor); }},
+       [](const Signature& s) {
+         return formatted("prescale {}, postscale {}", s.prescale_factor, s.postscale_factor);
+       }},
       {"the reduce op", [](const Signature& a, const Signature& b) { return a.op == b.op; },
        [](const Signature& s) { return std::string(name_of(s.op)); }},
       {"the splits", same_splits, splits_text},
@@ -113,7 +126,8 @@ const std::vector<Check>& checks() {
 }
 
 /// Returns the rows of tensor `index` that come to the rank at `place`.
-std::int64_t rows_for(std::size_t place, std::size_t index, std::size_t ranks, const std::function<const Signature&(std::size_t)>& said) {
+std::int64_t rows_for(std::size_t place, std::size_t index, std::size_t ranks,
+                      const std::function<const Signature&(std::size_t)>& said) {
   std::int64_t rows = 0;
   for (std::size_t from = 0; from < ranks; ++from) {
     const TensorSignature& tensor = said(from).tensors[index];
@@ -131,7 +145,8 @@ void encode(Writer& writer, const Signature& signature) {
   for (const auto& tensor : signature.tensors) {
     writer.put(tensor.dtype);
     writer.put_list(std::span<const std::int64_t>(tensor.shape));
-    if (may_have_splits(signature.kind)) writer.put_list(std::span<const std::int64_t>(tensor.splits));
+    if (may_have_splits(signature.kind))
+      writer.put_list(std::span<const std::int64_t>(tensor.splits));
     if (dims_after_first_only(signature.kind)) writer.put(tensor.output_rows);
   }
 }
@@ -168,7 +183,8 @@ bool has_possible_sizes(const Shape& shape) {
 
 bool is_plausible(const Signature& signature, std::size_t ranks) {
   const OpKind kind = signature.kind;
-  const bool by_rows = kind == OpKind::Allgather || kind == OpKind::Alltoall || kind == OpKind::Reducescatter;
+  const bool by_rows =
+      kind == OpKind::Allgather || kind == OpKind::Alltoall || kind == OpKind::Reducescatter;
   for (const auto& tensor : signature.tensors) {
     if (kind == OpKind::Control) continue;  // its shape is a list of ranks
     if (!has_possible_sizes(tensor.shape)) return false;
@@ -192,23 +208,29 @@ std::int64_t scattered_rows(std::int64_t rows, std::size_t size, std::size_t pla
   return rows / ranks + (static_cast<std::int64_t>(place) < rows % ranks ? 1 : 0);
 }
 
-Status verdict(std::string_view name, std::span<const int> ranks, std::span<const SharedSignature> signatures) {
-  const auto all_equal = std::all_of(signatures.begin(), signatures.end(),
-                                     [&](const auto& other) { return other == signatures[0] || *other == *signatures[0]; });
+Status verdict(std::string_view name, std::span<const int> ranks,
+               std::span<const SharedSignature> signatures) {
+  const auto all_equal = std::all_of(signatures.begin(), signatures.end(), [&](const auto& other) {
+    return other == signatures[0] || *other == *signatures[0];
+  });
   if (all_equal) return {};
   for (const auto& check : checks()) {
     const auto same = [&](const auto& other) { return check.same(*signatures[0], *other); };
     if (std::all_of(signatures.begin(), signatures.end(), same)) continue;
     const std::size_t index = first_difference(signatures);
-    const auto tensor = [index](const Signature& signature) { return tensor_text(signature, index); };
+    const auto tensor = [index](const Signature& signature) {
+      return tensor_text(signature, index);
+    };
     return {Status::Code::Mismatch,
-            formatted("{} '{}': {} differ{} between ranks: {}", name_of(signatures[0]->kind), name, check.what,
-                      check.what.ends_with('s') ? "" : "s", grouped(ranks, signatures, check.describe ? check.describe : tensor))};
+            formatted("{} '{}': {} differ{} between ranks: {}", name_of(signatures[0]->kind), name,
+                      check.what, check.what.ends_with('s') ? "" : "s",
+                      grouped(ranks, signatures, check.describe ? check.describe : tensor))};
   }
   return {};
 }
 
-Status verdict_on_outputs(std::string_view name, std::span<const int> ranks, const std::function<const Signature&(std::size_t)>& said) {
+Status verdict_on_outputs(std::string_view name, std::span<const int> ranks,
+                          const std::function<const Signature&(std::size_t)>& said) {
   const Signature& first = said(0);
   if (first.kind != OpKind::Allgather && first.kind != OpKind::Alltoall) return {};
   for (std::size_t index = 0; index < first.tensors.size(); ++index) {
@@ -221,13 +243,15 @@ Status verdict_on_outputs(std::string_view name, std::span<const int> ranks, con
         texts.emplace_back("no output given");
         continue;
       }
-      if (coming < 0 || first.kind == OpKind::Alltoall) coming = rows_for(place, index, ranks.size(), said);
+      if (coming < 0 || first.kind == OpKind::Alltoall)
+        coming = rows_for(place, index, ranks.size(), said);
       fits = fits && room == coming;
       texts.push_back(formatted("{} rows come, and the output has {}", coming, room));
     }
     if (!fits)
-      return {Status::Code::Mismatch, formatted("{} '{}': the output does not have as many rows as come: {}", name_of(first.kind), name,
-                                                grouped_by_rank(ranks, texts))};
+      return {Status::Code::Mismatch,
+              formatted("{} '{}': the output does not have as many rows as come: {}",
+                        name_of(first.kind), name, grouped_by_rank(ranks, texts))};
   }
   return {};
 }
@@ -235,13 +259,15 @@ Status verdict_on_outputs(std::string_view name, std::span<const int> ranks, con
 std::string grouped_by_rank(std::span<const int> ranks, std::span<const std::string> said) {
   std::vector<std::pair<std::string_view, std::vector<int>>> groups;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& known) { return known.first == said[i]; });
+    auto group = std::find_if(groups.begin(), groups.end(),
+                              [&](const auto& known) { return known.first == said[i]; });
     if (group == groups.end()) group = groups.insert(groups.end(), {said[i], {}});
     group->second.push_back(ranks[i]);
   }
   std::string text;
   for (const auto& [words, who] : groups)
-    text += formatted("{}{} {}: {}", text.empty() ? "" : "; ", who.size() == 1 ? "rank" : "ranks", rank_list(who), words);
+    text += formatted("{}{} {}: {}", text.empty() ? "" : "; ", who.size() == 1 ? "rank" : "ranks",
+                      rank_list(who), words);
   return text;
 }
 

@@ -37,7 +37,8 @@ class FixedText {
 
 }  // namespace
 
-std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, Lane lane, std::span<char> text) {
+std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, Lane lane,
+                         std::span<char> text) {
   FixedText line(text);
   line.add(name_of(kind));
   line.add(".noname.");
@@ -55,15 +56,19 @@ std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, Lane
   return std::string(unnamed(kind, joins, number, lane, text));
 }
 std::string unnamed_persistent(OpKind kind, std::uint64_t joins, std::uint64_t number, Lane lane) {
-  return joins == 0 ? formatted("{}.persistent.{}{}\n", name_of(kind), text_of(lane), number)
-                    : formatted("{}.persistent.{}{}.{}\n", name_of(kind), text_of(lane), joins, number);
+  return joins == 0
+             ? formatted("{}.persistent.{}{}\n", name_of(kind), text_of(lane), number)
+             : formatted("{}.persistent.{}{}.{}\n", name_of(kind), text_of(lane), joins, number);
 }
 std::string library_name(std::string_view what) { return std::string(what).append(kLibraryEnd); }
 bool is_library_name(std::string_view name) { return name.ends_with(kLibraryEnd); }
 std::string library_name_of(std::string_view name, Lane lane) {
-  return formatted("{}{}\n", name.substr(0, name.size() - kLibraryEnd.size()), lane == Lane::InitThread ? "" : ".thread");
+  return formatted("{}{}\n", name.substr(0, name.size() - kLibraryEnd.size()),
+                   lane == Lane::InitThread ? "" : ".thread");
 }
 bool is_unnamed(const std::string& name) { return !name.empty() && name.back() == '\n'; }
-std::string_view display_name(const std::string& name) { return std::string_view(name).substr(0, name.find_last_not_of('\n') + 1); }
+std::string_view display_name(const std::string& name) {
+  return std::string_view(name).substr(0, name.find_last_not_of('\n') + 1);
+}
 
 }  // namespace hvd

@@ -1,6 +1,6 @@
 #pragma once
-/// The names of submissions that have none of their own: those that the library makes up, and those of the operations by which process sets
-/// come and go. Values and pure functions; any thread.
+/// The names of submissions that have none of their own: those that the library makes up, and those
+/// of the operations by which process sets come and go. Values and pure functions; any thread.
 // Tested in tests/hvd/engine/caller_threads_test.cc
 
 #include <cstddef>
@@ -14,8 +14,9 @@
 
 namespace hvd {
 
-/// The thread of the program that submits without names: the numbers of each lane are counted by themselves. Ranks can tell the thread that
-/// has called `init()` from the others, and no two of the others from one another.
+/// The thread of the program that submits without names: the numbers of each lane are counted by
+/// themselves. Ranks can tell the thread that has called `init()` from the others, and no two of
+/// the others from one another.
 enum class Lane : std::uint8_t { InitThread, OtherThread };
 
 /// The place of a submission without a name among those of its kind, process set and lane.
@@ -24,15 +25,20 @@ struct UnnamedPlace {
   std::uint64_t number = 0;
 };
 
-/// Returns a name for a submission without one; its newline keeps it apart from users' names. Numbers start again when all ranks of the set
-/// have joined, as those that joined early have used fewer: `joins` is how often that was.
-std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, Lane lane = Lane::InitThread);
-/// Writes the same into `text`, which has room for kUnnamedText characters, and returns what it has written.
-std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, Lane lane, std::span<char> text);
+/// Returns a name for a submission without one; its newline keeps it apart from users' names.
+/// Numbers start again when all ranks of the set have joined, as those that joined early have used
+/// fewer: `joins` is how often that was.
+std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number,
+                    Lane lane = Lane::InitThread);
+/// Writes the same into `text`, which has room for kUnnamedText characters, and returns what it has
+/// written.
+std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, Lane lane,
+                         std::span<char> text);
 inline constexpr std::size_t kUnnamedText = 88;
 /// Returns a name for a persistent operation without one, likewise; it stays the operation's own.
 std::string unnamed_persistent(OpKind kind, std::uint64_t joins, std::uint64_t number, Lane lane);
-/// Returns the name under which the library submits an operation of its own, which belongs to the thread that has called it.
+/// Returns the name under which the library submits an operation of its own, which belongs to the
+/// thread that has called it.
 HVD_BETWEEN_LIBRARIES std::string library_name(std::string_view what);
 /// Returns whether it is such a name.
 bool is_library_name(std::string_view name);
@@ -43,7 +49,8 @@ HVD_BETWEEN_LIBRARIES bool is_unnamed(const std::string& name);
 /// Returns the name as messages show it.
 HVD_BETWEEN_LIBRARIES std::string_view display_name(const std::string& name);
 
-/// Names of the Control operations, on the global set. The tensor's shape lists the ranks; `root` is the set to remove.
+/// Names of the Control operations, on the global set. The tensor's shape lists the ranks; `root`
+/// is the set to remove.
 inline constexpr std::string_view kAddProcessSet = "add_process_set";
 inline constexpr std::string_view kRemoveProcessSet = "remove_process_set";
 inline constexpr std::string_view kJoin = "join";

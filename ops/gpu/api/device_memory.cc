@@ -54,7 +54,8 @@ std::optional<std::size_t> MemoryUse::free_now() const {
 std::string MemoryUse::describe(std::string_view what, std::size_t asked_bytes) const {
   const auto now = before_ ? free_now() : std::nullopt;
   if (!now || *now > *before_) return {};
-  return formatted("{} {} of cuda:{}'s memory ({} were asked for)", what, to_mib(*before_ - *now), site_.device, to_mib(asked_bytes));
+  return formatted("{} {} of cuda:{}'s memory ({} were asked for)", what, to_mib(*before_ - *now),
+                   site_.device, to_mib(asked_bytes));
 }
 
 void MemoryUse::say(std::string_view what, std::size_t asked_bytes) const {

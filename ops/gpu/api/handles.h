@@ -1,6 +1,7 @@
 #pragma once
-/// This header has one owner for each CUDA handle, the current device included, for an open NCCL group, and for a range of profilers. They
-/// are for the thread that has the turn. Constructors throw BackendError; destructors let go of the handle and ignore what the call says.
+/// This header has one owner for each CUDA handle, the current device included, for an open NCCL
+/// group, and for a range of profilers. They are for the thread that has the turn. Constructors
+/// throw BackendError; destructors let go of the handle and ignore what the call says.
 // Tested in tests/ops/gpu/nccl/nccl_backend_test.cc, tests/gpu/staged_gpu_test.cc
 
 #include <chrono>
@@ -12,11 +13,13 @@
 
 namespace hvd::gpu {
 
-/// While a DeviceGuard lives the device of `site` is current: a user's thread may have the turn, and its device must not change under it.
-/// And no call breaks the capture of a CUDA graph, the thread's own or another's: none of them is to be part of one. Every call of CUDA's
-/// that needs a context is made under a guard: it would make one on the device that is current, which is half a gigabyte on the first GPU
-/// for each rank of a host. To make a device current again makes one, too: a thread whose device the process has no context on is lent that
-/// of `site` instead, and is then as it was.
+/// While a DeviceGuard lives the device of `site` is current: a user's thread may have the turn,
+/// and its device must not change under it. And no call breaks the capture of a CUDA graph, the
+/// thread's own or another's: none of them is to be part of one. Every call of CUDA's that needs a
+/// context is made under a guard: it would make one on the device that is current, which is half a
+/// gigabyte on the first GPU for each rank of a host. To make a device current again makes one,
+/// too: a thread whose device the process has no context on is lent that of `site` instead, and is
+/// then as it was.
 class DeviceGuard {
  public:
   explicit DeviceGuard(const CallContext& site) : table_(site.table) {
@@ -48,7 +51,9 @@ class DeviceGuard {
     changed_ = used && code == CudaCode::Success;
     return code;
   }
-  void allow_calls() noexcept { relaxed_ = table_->exchange_capture_mode(&mode_) == CudaCode::Success; }
+  void allow_calls() noexcept {
+    relaxed_ = table_->exchange_capture_mode(&mode_) == CudaCode::Success;
+  }
   [[nodiscard]] bool is_used(int device) const noexcept {
     bool exists = false;
     return table_->has_context(device, &exists) != CudaCode::Success || exists;
@@ -65,7 +70,9 @@ class DeviceGuard {
 /// While it lives, profilers show what the thread does.
 class Range {
  public:
-  Range(const GpuApi& table, const std::string& text) : table_(table) { table_.range_push(text.c_str()); }
+  Range(const GpuApi& table, const std::string& text) : table_(table) {
+    table_.range_push(text.c_str());
+  }
   ~Range() { table_.range_pop(); }
   Range(const Range&) = delete;
   Range& operator=(const Range&) = delete;
@@ -74,7 +81,8 @@ class Range {
   const GpuApi& table_;
 };
 
-/// A stream of the highest priority that does not wait for the default stream. Empty until `create`.
+/// A stream of the highest priority that does not wait for the default stream. Empty until
+/// `create`.
 class Stream {
  public:
   Stream() = default;
@@ -117,7 +125,10 @@ class Event {
     const DeviceGuard guard(*table_, device_);
     table_->event_destroy(event_);
   }
-  Event(Event&& other) noexcept : table_(other.table_), device_(other.device_), event_(std::exchange(other.event_, nullptr)) {}
+  Event(Event&& other) noexcept
+      : table_(other.table_),
+        device_(other.device_),
+        event_(std::exchange(other.event_, nullptr)) {}
   Event& operator=(Event&& other) noexcept {
     std::swap(table_, other.table_);
     std::swap(device_, other.device_);
@@ -125,7 +136,9 @@ class Event {
     return *this;
   }
 
-  void record(const CallContext& site, const Stream& stream) { check(site, table_->event_record(event_, stream.get()), "cudaEventRecord"); }
+  void record(const CallContext& site, const Stream& stream) {
+    check(site, table_->event_record(event_, stream.get()), "cudaEventRecord");
+  }
   CudaCode query() const { return table_->event_query(event_); }
   CudaEvent* get() const { return event_; }
   /// Leaves it to the process's end: another process may have it open.
@@ -138,9 +151,11 @@ class Event {
   CudaEvent* event_ = nullptr;
 };
 
-/// Returns whether the stream (none made yet counts as well) has ended what it does, which is waited for as long as `limit`: before memory
-/// is given back that its kernels use. For destructors and `abort`: where a call is refused it does without.
-inline bool comes_to_rest(const GpuApi& table, int device, const Stream& stream, std::chrono::milliseconds limit) noexcept {
+/// Returns whether the stream (none made yet counts as well) has ended what it does, which is
+/// waited for as long as `limit`: before memory is given back that its kernels use. For destructors
+/// and `abort`: where a call is refused it does without.
+inline bool comes_to_rest(const GpuApi& table, int device, const Stream& stream,
+                          std::chrono::milliseconds limit) noexcept {
   if (stream.get() == nullptr) return true;
   const DeviceGuard guard(table, device);
   CudaEvent* event = nullptr;
@@ -157,8 +172,8 @@ inline bool comes_to_rest(const GpuApi& table, int device, const Stream& stream,
   return code == CudaCode::Success;
 }
 
-/// Calls between construction and `end` become one NCCL operation. Left early, the group is closed all the same: it is a state of the
-/// thread, and would swallow the next call on any communicator.
+/// Calls between construction and `end` become one NCCL operation. Left early, the group is closed
+/// all the same: it is a state of the thread, and would swallow the next call on any communicator.
 class Group {
  public:
   explicit Group(const CallContext& site) : table_(site.table) {

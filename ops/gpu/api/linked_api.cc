@@ -1,4 +1,5 @@
-// The table of the real libraries: CUDA's half, and what there is instead where this is built without CUDA.
+// The table of the real libraries: CUDA's half, and what there is instead where this is built
+// without CUDA.
 // Tested in tests/gpu/errors_gpu_test.cc, tests/gpu/staged_gpu_test.cc
 
 #include "ops/gpu/api/gpu_api.h"
@@ -23,7 +24,8 @@ static_assert(static_cast<int>(CudaCode::InvalidValue) == cudaErrorInvalidValue)
 static_assert(static_cast<int>(CudaCode::OutOfMemory) == cudaErrorMemoryAllocation);
 static_assert(static_cast<int>(CudaCode::NotReady) == cudaErrorNotReady);
 
-/// Returns CUDA's error as a code, and takes it off the thread: the thread's next check, which is the user's, must not find it.
+/// Returns CUDA's error as a code, and takes it off the thread: the thread's next check, which is
+/// the user's, must not find it.
 CudaCode code_of(cudaError_t error) {
   if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
   return static_cast<CudaCode>(error);
@@ -33,7 +35,9 @@ cudaEvent_t native(CudaEvent* event) { return reinterpret_cast<cudaEvent_t>(even
 
 CudaCode create_stream(CudaStream** stream) {
   int lowest = 0, highest = 0;
-  if (const cudaError_t error = cudaDeviceGetStreamPriorityRange(&lowest, &highest); error != cudaSuccess) return code_of(error);
+  if (const cudaError_t error = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+      error != cudaSuccess)
+    return code_of(error);
   cudaStream_t made = nullptr;
   const cudaError_t error = cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, highest);
   *stream = reinterpret_cast<CudaStream*>(made);
@@ -51,17 +55,21 @@ CudaCode exchange_capture_mode(CaptureMode* mode) {
   return code_of(error);
 }
 
-/// The driver's calls, which a machine without a GPU lacks: they are looked up. Null: there is none.
+/// The driver's calls, which a machine without a GPU lacks: they are looked up. Null: there is
+/// none.
 template <class Call>
 Call* driver_call(const char* name) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult status{};
 #if CUDART_VERSION >= 12050
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &status);
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &status);
 #else
   const cudaError_t error = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &status);
 #endif
-  return code_of(error) == CudaCode::Success && status == cudaDriverEntryPointSuccess ? reinterpret_cast<Call*>(found) : nullptr;
+  return code_of(error) == CudaCode::Success && status == cudaDriverEntryPointSuccess
+             ? reinterpret_cast<Call*>(found)
+             : nullptr;
 }
 
 /// Makes no context.
@@ -74,26 +82,33 @@ bool driver_begun() {
 }
 
 CudaCode has_context(int device, bool* exists) {
-  static const auto ask = driver_call<CUresult(CUdevice device, unsigned* flags, int* active)>("cuDevicePrimaryCtxGetState");
+  static const auto ask = driver_call<CUresult(CUdevice device, unsigned* flags, int* active)>(
+      "cuDevicePrimaryCtxGetState");
   unsigned flags = 0;
   int active = 0;
-  if (ask == nullptr || !driver_begun() || ask(device, &flags, &active) != CUDA_SUCCESS) return CudaCode::InvalidValue;
+  if (ask == nullptr || !driver_begun() || ask(device, &flags, &active) != CUDA_SUCCESS)
+    return CudaCode::InvalidValue;
   *exists = active != 0;
   return CudaCode::Success;
 }
 
 CudaCode multicast_supported(int device, bool* supported) {
-  static const auto ask = driver_call<CUresult(int* value, CUdevice_attribute attribute, CUdevice device)>("cuDeviceGetAttribute");
+  static const auto ask =
+      driver_call<CUresult(int* value, CUdevice_attribute attribute, CUdevice device)>(
+          "cuDeviceGetAttribute");
   int value = 0;
-  if (ask == nullptr || !driver_begun() || ask(&value, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, device) != CUDA_SUCCESS)
+  if (ask == nullptr || !driver_begun() ||
+      ask(&value, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, device) != CUDA_SUCCESS)
     return CudaCode::InvalidValue;
   *supported = value != 0;
   return CudaCode::Success;
 }
 
-/// The context that the runtime uses on the device, kept for as long as the process; null where it cannot be had.
+/// The context that the runtime uses on the device, kept for as long as the process; null where it
+/// cannot be had.
 CUcontext primary_context(int device) {
-  static const auto retain = driver_call<CUresult(CUcontext * context, CUdevice device)>("cuDevicePrimaryCtxRetain");
+  static const auto retain =
+      driver_call<CUresult(CUcontext * context, CUdevice device)>("cuDevicePrimaryCtxRetain");
   static std::mutex mutex;
   static auto* const contexts = new std::map<int, CUcontext>;
   const std::lock_guard lock(mutex);
@@ -117,7 +132,8 @@ CudaCode push_device(int device) {
   const CUcontext context = push == nullptr ? nullptr : primary_context(device);
   if (context == nullptr || push(context) != CUDA_SUCCESS) return CudaCode::InvalidValue;
   int current = -1;
-  if (code_of(cudaGetDevice(&current)) == CudaCode::Success && current == device) return CudaCode::Success;
+  if (code_of(cudaGetDevice(&current)) == CudaCode::Success && current == device)
+    return CudaCode::Success;
   static_cast<void>(pop_device());
   return CudaCode::InvalidValue;
 }
@@ -131,7 +147,8 @@ CudaCode create_event(CudaEvent** event) {
 
 CudaCode create_ipc_event(CudaEvent** event) {
   cudaEvent_t made = nullptr;
-  const cudaError_t error = cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventInterprocess);
+  const cudaError_t error =
+      cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventInterprocess);
   *event = reinterpret_cast<CudaEvent*>(made);
   return code_of(error);
 }
@@ -150,7 +167,8 @@ CudaCode identify(int device, std::string* id) {
   return code_of(error);
 }
 
-static_assert(sizeof(IpcHandle) == sizeof(cudaIpcMemHandle_t) && sizeof(IpcHandle) == sizeof(cudaIpcEventHandle_t));
+static_assert(sizeof(IpcHandle) == sizeof(cudaIpcMemHandle_t) &&
+              sizeof(IpcHandle) == sizeof(cudaIpcEventHandle_t));
 
 template <class Native>
 Native native(const IpcHandle& handle) {
@@ -175,29 +193,37 @@ void fill_sharing(GpuApi& table) {
   };
   table.capability = [](int device, int* capability) {
     int major = 0, minor = 0;
-    const cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    const cudaError_t error =
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     if (error != cudaSuccess) return code_of(error);
-    const CudaCode code = code_of(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    const CudaCode code =
+        code_of(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
     *capability = 10 * major + minor;
     return code;
   };
   table.multicast_supported = multicast_supported;
-  table.device_malloc = [](void** memory, std::size_t bytes) { return code_of(cudaMalloc(memory, bytes)); };
+  table.device_malloc = [](void** memory, std::size_t bytes) {
+    return code_of(cudaMalloc(memory, bytes));
+  };
   table.device_free = [](void* memory) { return code_of(cudaFree(memory)); };
   table.memcpy_async = [](void* to, const void* from, std::size_t bytes, CudaStream* stream) {
     return code_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, native(stream)));
   };
   table.host_malloc = [](void** memory, std::size_t bytes) {
-    const cudaError_t error = cudaHostAlloc(memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+    const cudaError_t error =
+        cudaHostAlloc(memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
     if (error == cudaSuccess) std::memset(*memory, 0, bytes);
     return code_of(error);
   };
   table.host_free = [](void* memory) { return code_of(cudaFreeHost(memory)); };
   table.host_register = [](void* memory, std::size_t bytes) {
-    return code_of(cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
+    return code_of(
+        cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
   };
   table.host_unregister = [](void* memory) { return code_of(cudaHostUnregister(memory)); };
-  table.host_device_pointer = [](void** address, void* memory) { return code_of(cudaHostGetDevicePointer(address, memory, 0)); };
+  table.host_device_pointer = [](void** address, void* memory) {
+    return code_of(cudaHostGetDevicePointer(address, memory, 0));
+  };
   table.ipc_get_memory = [](IpcHandle* handle, void* memory) {
     cudaIpcMemHandle_t made{};
     const cudaError_t error = cudaIpcGetMemHandle(&made, memory);
@@ -205,7 +231,8 @@ void fill_sharing(GpuApi& table) {
     return code_of(error);
   };
   table.ipc_open_memory = [](void** memory, const IpcHandle& handle) {
-    return code_of(cudaIpcOpenMemHandle(memory, native<cudaIpcMemHandle_t>(handle), cudaIpcMemLazyEnablePeerAccess));
+    return code_of(cudaIpcOpenMemHandle(memory, native<cudaIpcMemHandle_t>(handle),
+                                        cudaIpcMemLazyEnablePeerAccess));
   };
   table.ipc_close_memory = [](void* memory) { return code_of(cudaIpcCloseMemHandle(memory)); };
   table.ipc_event_create = create_ipc_event;
@@ -251,15 +278,21 @@ GpuApi make_table() {
   table.pop_device = pop_device;
   table.exchange_capture_mode = exchange_capture_mode;
   table.stream_create = create_stream;
-  table.stream_destroy = [](CudaStream* stream) { return code_of(cudaStreamDestroy(native(stream))); };
+  table.stream_destroy = [](CudaStream* stream) {
+    return code_of(cudaStreamDestroy(native(stream)));
+  };
   table.stream_wait_event = [](CudaStream* stream, CudaEvent* event) {
     return code_of(cudaStreamWaitEvent(native(stream), native(event), 0));
   };
   table.event_create = create_event;
   table.event_destroy = [](CudaEvent* event) { return code_of(cudaEventDestroy(native(event))); };
-  table.event_record = [](CudaEvent* event, CudaStream* stream) { return code_of(cudaEventRecord(native(event), native(stream))); };
+  table.event_record = [](CudaEvent* event, CudaStream* stream) {
+    return code_of(cudaEventRecord(native(event), native(stream)));
+  };
   table.event_query = [](CudaEvent* event) { return code_of(cudaEventQuery(native(event))); };
-  table.mem_info = [](std::size_t* free_bytes, std::size_t* total_bytes) { return code_of(cudaMemGetInfo(free_bytes, total_bytes)); };
+  table.mem_info = [](std::size_t* free_bytes, std::size_t* total_bytes) {
+    return code_of(cudaMemGetInfo(free_bytes, total_bytes));
+  };
   table.batched_copy = launch_batched_copy;
   table.poison = launch_poison;
   table.range_push = push_range;
@@ -276,7 +309,8 @@ GpuApi make_table() {
 }  // namespace
 
 const GpuApi* linked_gpu_api() {
-  static const auto* const table = new GpuApi(make_table());  // never destroyed: threads and gradients use it while the process ends
+  // never destroyed: threads and gradients use it while the process ends
+  static const auto* const table = new GpuApi(make_table());
   return table;
 }
 
@@ -286,8 +320,10 @@ std::string_view gpu_architectures() { return HVD_CUDA_ARCHITECTURES; }
 
 std::string gpu_libraries() {
   int cuda = 0;
-  if (cudaRuntimeGetVersion(&cuda) != cudaSuccess) return nccl_version() + ", CUDA of unknown version";
-  return nccl_version() + ", CUDA " + std::to_string(cuda / 1000) + "." + std::to_string(cuda % 1000 / 10);
+  if (cudaRuntimeGetVersion(&cuda) != cudaSuccess)
+    return nccl_version() + ", CUDA of unknown version";
+  return nccl_version() + ", CUDA " + std::to_string(cuda / 1000) + "." +
+         std::to_string(cuda % 1000 / 10);
 }
 
 }  // namespace hvd::gpu

@@ -8,9 +8,13 @@
 
 namespace hvd::gpu {
 
-Placement::Placement(const std::vector<int>& host_of_rank, std::vector<int> domain_of_rank, const std::vector<std::string>& gpu_of_rank,
-                     bool has_nccl, std::optional<GpuRoute> wanted, bool has_ipc)
-    : domain_of_rank_(std::move(domain_of_rank)), has_nccl_(has_nccl), has_ipc_(has_ipc), wanted_(wanted) {
+Placement::Placement(const std::vector<int>& host_of_rank, std::vector<int> domain_of_rank,
+                     const std::vector<std::string>& gpu_of_rank, bool has_nccl,
+                     std::optional<GpuRoute> wanted, bool has_ipc)
+    : domain_of_rank_(std::move(domain_of_rank)),
+      has_nccl_(has_nccl),
+      has_ipc_(has_ipc),
+      wanted_(wanted) {
   std::map<std::pair<int, std::string>, int> numbers;
   for (std::size_t rank = 0; rank < gpu_of_rank.size(); ++rank) {
     if (gpu_of_rank[rank].empty()) {
@@ -32,8 +36,8 @@ GpuRoute Placement::route_of(const std::vector<int>& ranks) const {
     domains.insert(domain_of_rank_[static_cast<std::size_t>(rank)]);
   }
   const bool own = has_nccl_ && all_have_one && gpus.size() == ranks.size();
-  const bool shared =
-      has_ipc_ && all_have_one && gpus.size() == 1 && domains.size() == 1 && ranks.size() <= static_cast<std::size_t>(kMostSharers);
+  const bool shared = has_ipc_ && all_have_one && gpus.size() == 1 && domains.size() == 1 &&
+                      ranks.size() <= static_cast<std::size_t>(kMostSharers);
   if (wanted_ == GpuRoute::Staged) return GpuRoute::Staged;
   if (wanted_ == GpuRoute::SharedGpu && shared) return GpuRoute::SharedGpu;
   if (own) return GpuRoute::Nccl;
@@ -54,7 +58,8 @@ std::vector<int> Placement::sharers_of(int rank) const {
   const auto own = static_cast<std::size_t>(rank);
   std::vector<int> sharers;
   for (std::size_t other = 0; other < gpu_.size(); ++other)
-    if (gpu_[own] >= 0 && gpu_[other] == gpu_[own] && domain_of_rank_[other] == domain_of_rank_[own])
+    if (gpu_[own] >= 0 && gpu_[other] == gpu_[own] &&
+        domain_of_rank_[other] == domain_of_rank_[own])
       sharers.push_back(static_cast<int>(other));
   return sharers;
 }
@@ -67,8 +72,11 @@ std::string Placement::describe() const {
     if (gpu_[rank] >= 0) ++sharers[gpu_[rank]];
   }
   if (sharers.empty()) return "no GPU found";
-  const auto most = std::max_element(sharers.begin(), sharers.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-  const std::string crowd = most->second > 1 ? formatted("{} ranks share a GPU, ", most->second) : std::string();
+  const auto most =
+      std::max_element(sharers.begin(), sharers.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  const std::string crowd =
+      most->second > 1 ? formatted("{} ranks share a GPU, ", most->second) : std::string();
   switch (route_of(everyone)) {
     case GpuRoute::Nccl:
       return "one rank per GPU, NCCL";
@@ -89,13 +97,14 @@ std::string make_current(const GpuApi& table, int device, int rank) {
   int before = 0;
   if (device < 0 || table.get_device(&before) != CudaCode::Success || before == device) return {};
   bool used = false;
-  if (table.has_context(device, &used) == CudaCode::Success && used) static_cast<void>(table.set_device(device));
+  if (table.has_context(device, &used) == CudaCode::Success && used)
+    static_cast<void>(table.set_device(device));
   used = false;
   if (table.has_context(before, &used) != CudaCode::Success || !used) return {};
   return formatted(
-      "rank {} has worked on cuda:{} before hvd::init(), and its GPU is cuda:{}: its tensors must be there, and what it has left on "
-      "cuda:{} "
-      "takes memory of the rank whose GPU that is; call hvd::init() first, and use hvd::local_device()",
+      "rank {} has worked on cuda:{} before hvd::init(), and its GPU is cuda:{}: its tensors must "
+      "be there, and what it has left on cuda:{} takes memory of the rank whose GPU that is; call "
+      "hvd::init() first, and use hvd::local_device()",
       rank, before, device, before);
 }
 
@@ -112,9 +121,12 @@ bool runs_on(std::string_view architectures, int capability) {
     const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), number);
     if (error != std::errc()) return true;
     const std::string_view kind(end, static_cast<std::size_t>(entry.data() + entry.size() - end));
-    if (kind.starts_with('a') || kind.starts_with('f')) {  // neither binary code nor PTX of these runs on what comes after
+    // neither binary code nor PTX of these runs on what comes after
+    if (kind.starts_with('a') || kind.starts_with('f')) {
       const bool is_family = kind.front() == 'f';
-      if (number == capability || (is_family && number < capability && number / 10 == capability / 10)) return true;
+      if (number == capability ||
+          (is_family && number < capability && number / 10 == capability / 10))
+        return true;
       continue;
     }
     const bool binary = kind != "-virtual", ptx = kind != "-real";
@@ -126,9 +138,12 @@ bool runs_on(std::string_view architectures, int capability) {
 
 std::string lack_of_kernels(const GpuApi& table, int device, std::string_view architectures) {
   int capability = 0;
-  if (device < 0 || table.capability(device, &capability) != CudaCode::Success || runs_on(architectures, capability)) return {};
+  if (device < 0 || table.capability(device, &capability) != CudaCode::Success ||
+      runs_on(architectures, capability))
+    return {};
   return formatted(
-      "cuda:{} has compute capability {}.{}, and this build has kernels for {} alone: the tensors of all ranks' GPUs go through the host, "
+      "cuda:{} has compute capability {}.{}, and this build has kernels for {} alone: the tensors "
+      "of all ranks' GPUs go through the host, "
       "which is "
       "slow; "
       "build with -DHVD_CUDA_ARCHITECTURES={}",
@@ -137,7 +152,8 @@ std::string lack_of_kernels(const GpuApi& table, int device, std::string_view ar
 
 bool has_multicast(const GpuApi& table, int device) {
   bool supported = false;
-  return device >= 0 && table.multicast_supported(device, &supported) == CudaCode::Success && supported;
+  return device >= 0 && table.multicast_supported(device, &supported) == CudaCode::Success &&
+         supported;
 }
 
 std::string gpu_id(const GpuApi& table, int device) {

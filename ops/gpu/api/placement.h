@@ -1,6 +1,7 @@
 #pragma once
-/// A Placement says which ranks have which GPU, and so how the tensors of a set of ranks travel. It is a value made at `init()` from what
-/// all ranks say of themselves, so its answers are the same on every rank.
+/// A Placement says which ranks have which GPU, and so how the tensors of a set of ranks travel. It
+/// is a value made at `init()` from what all ranks say of themselves, so its answers are the same
+/// on every rank.
 // Tested in tests/ops/gpu/ipc/shared_gpu_backend_test.cc
 
 #include <cstdint>
@@ -25,17 +26,20 @@ enum class GpuRoute : std::uint8_t {
 
 class Placement {
  public:
-  /// All by global rank: the host it is on; the ranks that it shares host memory with; the GPU's UUID, empty for a rank without one.
-  /// `has_nccl`: without it, ranks with a GPU each are staged, and one alone shares its GPU with itself. `wanted` is followed where it is
-  /// possible. `has_ipc`: all these GPUs have what ranks that share one need; without it they are staged.
-  Placement(const std::vector<int>& host_of_rank, std::vector<int> domain_of_rank, const std::vector<std::string>& gpu_of_rank,
-            bool has_nccl, std::optional<GpuRoute> wanted = std::nullopt, bool has_ipc = true);
+  /// All by global rank: the host it is on; the ranks that it shares host memory with; the GPU's
+  /// UUID, empty for a rank without one. `has_nccl`: without it, ranks with a GPU each are staged,
+  /// and one alone shares its GPU with itself. `wanted` is followed where it is possible.
+  /// `has_ipc`: all these GPUs have what ranks that share one need; without it they are staged.
+  Placement(const std::vector<int>& host_of_rank, std::vector<int> domain_of_rank,
+            const std::vector<std::string>& gpu_of_rank, bool has_nccl,
+            std::optional<GpuRoute> wanted = std::nullopt, bool has_ipc = true);
 
   /// `ranks`: global, ascending.
   [[nodiscard]] GpuRoute route_of(const std::vector<int>& ranks) const;
   /// Returns the same, remembered for each process set. Any thread.
   [[nodiscard]] GpuRoute route_of_set(int id, const std::vector<int>& ranks) const;
-  /// Returns the ranks of `rank`'s domain that have its GPU, itself among them, ascending; none if it has none.
+  /// Returns the ranks of `rank`'s domain that have its GPU, itself among them, ascending; none if
+  /// it has none.
   [[nodiscard]] std::vector<int> sharers_of(int rank) const;
   /// "one rank per GPU, NCCL", "4 ranks share a GPU, through CUDA IPC", ...
   [[nodiscard]] std::string describe() const;
@@ -50,19 +54,23 @@ class Placement {
   mutable std::map<int, std::pair<std::vector<int>, GpuRoute>> known_;  // by the set's id
 };
 
-/// CUDA's index of the GPU that a rank works on, its own where there are enough: `local_rank` modulo their number. -1 without one.
+/// CUDA's index of the GPU that a rank works on, its own where there are enough: `local_rank`
+/// modulo their number. -1 without one.
 int device_of(const GpuApi& table, int local_rank);
-/// Makes the rank's GPU the calling thread's current one, so that memory without a device of its own is made there. It makes no context: in
-/// a process that has not used that GPU yet nothing happens, and front ends do what they can (torch_bindings/platform/device_cuda.cc).
-/// Returns a remark where the process has used another one, or an empty text.
+/// Makes the rank's GPU the calling thread's current one, so that memory without a device of its
+/// own is made there. It makes no context: in a process that has not used that GPU yet nothing
+/// happens, and front ends do what they can (torch_bindings/platform/device_cuda.cc). Returns a
+/// remark where the process has used another one, or an empty text.
 std::string make_current(const GpuApi& table, int device, int rank);
 /// Returns whether ranks can share the device; true where there is none.
 bool can_share(const GpuApi& table, int device);
-/// Returns whether code built for these architectures (`gpu_architectures()`) runs on a GPU of this compute capability, 86 for 8.6: binary
-/// code within its major version, PTX on all that come after; of "90a" on that one alone, of "100f" on its major version from there on.
-/// What is no list of numbers ("native", "all-major") is believed in.
+/// Returns whether code built for these architectures (`gpu_architectures()`) runs on a GPU of this
+/// compute capability, 86 for 8.6: binary code within its major version, PTX on all that come
+/// after; of "90a" on that one alone, of "100f" on its major version from there on. What is no list
+/// of numbers ("native", "all-major") is believed in.
 bool runs_on(std::string_view architectures, int capability);
-/// Returns what to say of a device that the kernels do not run on; empty if they do, and where there is none.
+/// Returns what to say of a device that the kernels do not run on; empty if they do, and where
+/// there is none.
 std::string lack_of_kernels(const GpuApi& table, int device, std::string_view architectures);
 /// Returns whether switches sum for the device; false where there is none.
 bool has_multicast(const GpuApi& table, int device);

@@ -39,7 +39,8 @@ bool DevicePool::grow(std::size_t bytes) {
     got = needed;
     code = site_.table->device_malloc(&base, got);
   }
-  if (code == CudaCode::OutOfMemory && relieve_memory()) code = site_.table->device_malloc(&base, got);
+  if (code == CudaCode::OutOfMemory && relieve_memory())
+    code = site_.table->device_malloc(&base, got);
   if (code == CudaCode::OutOfMemory) return false;
   check(site_, code, "cudaMalloc");
   const CudaCode exported = site_.table->ipc_get_memory(&control_.slabs[slabs_.size()], base);
@@ -80,7 +81,9 @@ std::byte* Peers::memory(const CallContext& site, int index, const PoolPlace& pl
   void*& base = slabs_[{index, place.slab}];
   if (base == nullptr) {
     know(site);
-    check_sharing(site, table_->ipc_open_memory(&base, controls_.at(static_cast<std::size_t>(index))->slabs.at(place.slab)),
+    check_sharing(site,
+                  table_->ipc_open_memory(
+                      &base, controls_.at(static_cast<std::size_t>(index))->slabs.at(place.slab)),
                   "cudaIpcOpenMemHandle");
   }
   return static_cast<std::byte*>(base) + place.offset;
@@ -125,8 +128,9 @@ void Peers::leave_open() noexcept {
 }
 
 bool Peers::all_closed() const {
-  return std::all_of(controls_.begin(), controls_.end(),
-                     [](const SharedControl* control) { return control->closed.load(std::memory_order_acquire); });
+  return std::all_of(controls_.begin(), controls_.end(), [](const SharedControl* control) {
+    return control->closed.load(std::memory_order_acquire);
+  });
 }
 
 }  // namespace hvd::gpu

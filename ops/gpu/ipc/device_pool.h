@@ -1,8 +1,10 @@
 #pragma once
-/// A DevicePool is this rank's memory on a GPU that other ranks can open: slabs from cudaMalloc, handed out in blocks, with their CUDA IPC
-/// handles written where the ranks of the host see them. Peers is the view of the other ranks' memory and events.
-/// Any thread may use a DevicePool (the submitting ones allocate), and only the thread that has the turn uses Peers. Both own what they
-/// made or opened. They fail with BackendError; a want of memory is said by the result of `allocate`.
+/// A DevicePool is this rank's memory on a GPU that other ranks can open: slabs from cudaMalloc,
+/// handed out in blocks, with their CUDA IPC handles written where the ranks of the host see them.
+/// Peers is the view of the other ranks' memory and events. Any thread may use a DevicePool (the
+/// submitting ones allocate), and only the thread that has the turn uses Peers. Both own what they
+/// made or opened. They fail with BackendError; a want of memory is said by the result of
+/// `allocate`.
 // Tested in tests/ops/gpu/ipc/shared_gpu_limits_test.cc
 
 #include <array>
@@ -22,27 +24,32 @@
 
 namespace hvd::gpu {
 
-/// A SharedControl is what a rank tells the ranks of its host, in its shared memory. It is written by its owner before it announces a
-/// tensor or arrives at a batch, which is what orders the others' reads.
+/// A SharedControl is what a rank tells the ranks of its host, in its shared memory. It is written
+/// by its owner before it announces a tensor or arrives at a batch, which is what orders the
+/// others' reads.
 struct SharedControl {
   static constexpr std::size_t kSlabs = 64;
   static constexpr std::size_t kEvents = 4;
   static constexpr std::size_t kBatches = 256;  ///< that may be under way: the board's ring
 
   std::array<IpcHandle, kSlabs> slabs;
-  std::array<IpcHandle, kEvents> packed;   ///< events: this rank's inputs are where they are read from
+  std::array<IpcHandle, kEvents>
+      packed;  ///< events: this rank's inputs are where they are read from
   std::array<IpcHandle, kEvents> reduced;  ///< events: what this rank reduced for all is written
-  /// Says, by the batch's sequence number modulo the ring, which of `packed` this rank has recorded for it.
+  /// Says, by the batch's sequence number modulo the ring, which of `packed` this rank has recorded
+  /// for it.
   std::array<std::uint32_t, kBatches> packed_turn;
   std::atomic<bool> closed;  ///< this rank has nothing of the others' open any more
 
-  /// A Probe says how far a rank is with finding out whether memory and events can be shared at all (sharing_probe.h).
+  /// A Probe says how far a rank is with finding out whether memory and events can be shared at all
+  /// (sharing_probe.h).
   enum class Probe : std::uint32_t { None, Exported, Opened, Refused };
   std::atomic<Probe> probe;
   IpcHandle probe_memory, probe_event;
 };
 
-/// A PoolPlace is a place in some rank's pool. It fits beside the marks that engines put on a location.
+/// A PoolPlace is a place in some rank's pool. It fits beside the marks that engines put on a
+/// location.
 struct PoolPlace {
   static constexpr unsigned kOffsetBits = 40;
   std::uint64_t slab = 0;
@@ -92,7 +99,8 @@ class DevicePool {
 class Peers {
  public:
   /// `controls`: by index in the domain.
-  Peers(std::vector<SharedControl*> controls, int self) : controls_(std::move(controls)), self_(self) {}
+  Peers(std::vector<SharedControl*> controls, int self)
+      : controls_(std::move(controls)), self_(self) {}
   ~Peers() { close(); }
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
@@ -100,10 +108,11 @@ class Peers {
   std::byte* memory(const CallContext& site, int index, const PoolPlace& place);
   CudaEvent* packed(const CallContext& site, int index, std::size_t turn);
   CudaEvent* reduced(const CallContext& site, int index, std::size_t turn);
-  /// Closes everything and says so in this rank's control. Idempotent, and nothing after `leave_open`. Waits for what the device still does
-  /// with it.
+  /// Closes everything and says so in this rank's control. Idempotent, and nothing after
+  /// `leave_open`. Waits for what the device still does with it.
   void close() noexcept;
-  /// Leaves everything to the process's end, and does not say that it is closed: for a device that does not come to rest.
+  /// Leaves everything to the process's end, and does not say that it is closed: for a device that
+  /// does not come to rest.
   void leave_open() noexcept;
   /// Returns whether all ranks have closed everything.
   [[nodiscard]] bool all_closed() const;

@@ -15,18 +15,21 @@ namespace hvd::gpu {
 
 namespace {
 
-// Of a location, beside the place: the memory is the user's; there is none, because this rank brings nothing; or because the GPU is full.
+// Of a location, beside the place: the memory is the user's; there is none, because this rank
+// brings nothing; or because the GPU is full.
 constexpr std::uint64_t kUsers = std::uint64_t{1} << 61;
 constexpr std::uint64_t kNothing = std::uint64_t{1} << 60;
 constexpr std::uint64_t kNoRoom = std::uint64_t{1} << 62;
 
 bool is_block(std::uint64_t location) { return (location & (kUsers | kNothing | kNoRoom)) == 0; }
 
-static_assert(SharedControl::kBatches == BatchPlaces::kPlaces, "a batch's place is given to another when all have left it");
+static_assert(SharedControl::kBatches == BatchPlaces::kPlaces,
+              "a batch's place is given to another when all have left it");
 
 class SharedGpuExecution : public Execution {
  public:
-  SharedGpuExecution(SharedGpuBackend& backend, const CallContext& site, std::vector<std::string_view> names, Batch batch)
+  SharedGpuExecution(SharedGpuBackend& backend, const CallContext& site,
+                     std::vector<std::string_view> names, Batch batch)
       : backend_(backend),
         batch_(std::move(batch)),
         names_(std::move(names)),
@@ -51,7 +54,8 @@ class SharedGpuExecution : public Execution {
     backend_.turn(turn_).packed.record(site_, backend_.stream());
     auto& turns = backend_.control(backend_.self()).packed_turn;
     turns[batch_.sequence % turns.size()] = static_cast<std::uint32_t>(turn_);
-    const bool is_last = state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == batch_.ranks.size();
+    const bool is_last =
+        state_.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == batch_.ranks.size();
     if (!is_last) return;
     if (batch_.traits.kind == OpKind::Allreduce) reduce_for_all();
     ring_the_others();
@@ -72,7 +76,8 @@ class SharedGpuExecution : public Execution {
 
   void* completion_event() override { return completion_.get(); }
   [[nodiscard]] bool is_enqueued() const override { return stage_ != Stage::Gathering; }
-  [[nodiscard]] bool is_rung() const override { return stage_ == Stage::Gathering; }  // by the rank that arrives last
+  // by the rank that arrives last
+  [[nodiscard]] bool is_rung() const override { return stage_ == Stage::Gathering; }
 
  private:
   enum class Stage : std::uint8_t { Gathering, Finishing, Done };
@@ -80,14 +85,20 @@ class SharedGpuExecution : public Execution {
   [[nodiscard]] std::uint64_t location(std::size_t member, int index) const {
     return batch_.members[member].locations[static_cast<std::size_t>(index)];
   }
-  std::byte* address(std::size_t member, int index) { return backend_.address(site_, index, location(member, index)); }
-  void wait_for(CudaEvent* event) { check(site_, site_.table->stream_wait_event(backend_.stream().get(), event), "cudaStreamWaitEvent"); }
+  std::byte* address(std::size_t member, int index) {
+    return backend_.address(site_, index, location(member, index));
+  }
+  void wait_for(CudaEvent* event) {
+    check(site_, site_.table->stream_wait_event(backend_.stream().get(), event),
+          "cudaStreamWaitEvent");
+  }
   void copy(const std::vector<CopyItem>& items) {
     if (items.empty()) return;
     const CopyJob job{.items = items, .from = batch_.traits.dtype, .to = batch_.traits.dtype};
     check(site_, site_.table->batched_copy(job, backend_.stream().get()), "launch_batched_copy");
   }
-  /// Not always the batch's own fault: an error of any kernel of the process surfaces in whatever call comes next.
+  /// Not always the batch's own fault: an error of any kernel of the process surfaces in whatever
+  /// call comes next.
   [[nodiscard]] bool happened(const Event& event) const {
     const CudaCode code = event.query();
     if (code == CudaCode::NotReady) return false;
@@ -100,8 +111,10 @@ class SharedGpuExecution : public Execution {
       for (std::size_t i = 0; i < indices_.size(); ++i)
         if (location(m, indices_[i]) == kNoRoom)
           fail(site_, "an allocation on the shared GPU",
-               formatted("rank {} has no place for '{}' ({}){}{}", batch_.ranks[i], batch_.members[m].name,
-                         to_mib(bytes_of(batch_.traits, batch_.members[m].count)), indices_[i] == backend_.self() ? ": " : "",
+               formatted("rank {} has no place for '{}' ({}){}{}", batch_.ranks[i],
+                         batch_.members[m].name,
+                         to_mib(bytes_of(batch_.traits, batch_.members[m].count)),
+                         indices_[i] == backend_.self() ? ": " : "",
                          indices_[i] == backend_.self() ? backend_.refusal() : std::string()));
   }
 
@@ -135,11 +148,14 @@ class SharedGpuExecution : public Execution {
     made.prescale = reduction.prescale;
     made.postscale = reduction.postscale;
     made.divisor = reduction.divisor;
-    made.zeros = indices_.size() < batch_.traits.set->ranks.size() && !zeros_change_nothing(batch_.traits.op);
+    made.zeros = indices_.size() < batch_.traits.set->ranks.size() &&
+                 !zeros_change_nothing(batch_.traits.op);
     return made;
   }
   void reduce(const ReduceJob& job) {
-    if (!job.counts.empty()) check(site_, site_.table->shared_reduce(job, backend_.stream().get()), "launch_shared_reduce");
+    if (!job.counts.empty())
+      check(site_, site_.table->shared_reduce(job, backend_.stream().get()),
+            "launch_shared_reduce");
   }
 
   void reduce_for_all() {
@@ -163,7 +179,9 @@ class SharedGpuExecution : public Execution {
     reduce(all);
     backend_.turn(turn_).reduced.record(site_, backend_.stream());
     unpack();
-    state_.next_chunk.store(static_cast<std::uint64_t>(backend_.self()) * SharedControl::kEvents + turn_, std::memory_order_relaxed);
+    state_.next_chunk.store(
+        static_cast<std::uint64_t>(backend_.self()) * SharedControl::kEvents + turn_,
+        std::memory_order_relaxed);
     state_.complete.store(true, std::memory_order_release);
   }
   /// They may go on: whoever waits there, or, where nobody does, their coordination threads.
@@ -178,17 +196,20 @@ class SharedGpuExecution : public Execution {
     if (batch_.traits.kind == OpKind::Allreduce) {
       if (!state_.complete.load(std::memory_order_acquire)) return still_waiting();
       const std::uint64_t leader = state_.next_chunk.load(std::memory_order_relaxed);
-      wait_for(backend_.peers().reduced(site_, static_cast<int>(leader / SharedControl::kEvents), leader % SharedControl::kEvents));
+      wait_for(backend_.peers().reduced(site_, static_cast<int>(leader / SharedControl::kEvents),
+                                        leader % SharedControl::kEvents));
       unpack();
     } else {
-      if (state_.finished.load(std::memory_order_acquire) < batch_.ranks.size()) return still_waiting();
+      if (state_.finished.load(std::memory_order_acquire) < batch_.ranks.size())
+        return still_waiting();
       pull();
       completed();
     }
     return Progress::Advanced;
   }
   Progress still_waiting() {
-    static_cast<void>(happened(backend_.turn(turn_).packed));  // an error of this GPU is noticed when this thread looks at all
+    // an error of this GPU is noticed when this thread looks at all
+    static_cast<void>(happened(backend_.turn(turn_).packed));
     return Progress::Idle;
   }
 
@@ -225,7 +246,8 @@ class SharedGpuExecution : public Execution {
     for (std::size_t m = 0; m < batch_.members.size(); ++m) {
       const BatchMember& member = batch_.members[m];
       const bool has_it = root == backend_.self() && member.output == member.input;
-      if (member.count > 0 && !has_it) items.push_back({address(m, root), member.output, member.count});
+      if (member.count > 0 && !has_it)
+        items.push_back({address(m, root), member.output, member.count});
     }
     copy(items);
   }
@@ -238,8 +260,10 @@ class SharedGpuExecution : public Execution {
       const BatchMember& member = batch_.members[m];
       auto* to = static_cast<std::byte*>(member.output);
       for (std::size_t place = 0; place < indices_.size(); ++place) {
-        const std::size_t skipped = member.offsets.empty() ? 0 : bytes_of(batch_.traits, member.offsets[place]);
-        if (member.counts[place] > 0) items.push_back({address(m, indices_[place]) + skipped, to, member.counts[place]});
+        const std::size_t skipped =
+            member.offsets.empty() ? 0 : bytes_of(batch_.traits, member.offsets[place]);
+        if (member.counts[place] > 0)
+          items.push_back({address(m, indices_[place]) + skipped, to, member.counts[place]});
         to += bytes_of(batch_.traits, member.counts[place]);
       }
     }
@@ -256,7 +280,8 @@ class SharedGpuExecution : public Execution {
       const BatchMember& member = batch_.members[m];
       const auto own = member.counts.begin() + static_cast<std::ptrdiff_t>(place);
       if (*own == 0) continue;
-      const std::size_t skipped = bytes_of(batch_.traits, std::accumulate(member.counts.begin(), own, std::int64_t{0}));
+      const std::size_t skipped =
+          bytes_of(batch_.traits, std::accumulate(member.counts.begin(), own, std::int64_t{0}));
       for (const int index : indices_) inputs.push_back(address(m, index) + skipped);
       outputs.push_back(member.output);
       counts.push_back(*own);
@@ -268,7 +293,8 @@ class SharedGpuExecution : public Execution {
     reduce(mine);
   }
 
-  /// Nobody looks at this rank's blocks after an allreduce; otherwise the others may still be at it.
+  /// Nobody looks at this rank's blocks after an allreduce; otherwise the others may still be at
+  /// it.
   void give_back() {
     for (std::size_t m = 0; m < batch_.members.size(); ++m) {
       const std::uint64_t mine = location(m, backend_.self());
@@ -293,16 +319,17 @@ class SharedGpuExecution : public Execution {
 
 }  // namespace
 
-SharedGpuBackend::SharedGpuBackend(const GpuApi& table, int device, Board& board, Topology topology, std::vector<SharedControl*> controls,
-                                   SharedGpuOptions options)
+SharedGpuBackend::SharedGpuBackend(const GpuApi& table, int device, Board& board, Topology topology,
+                                   std::vector<SharedControl*> controls, SharedGpuOptions options)
     : table_(table),
       device_(device),
       board_(board),
       topology_(std::move(topology)),
       controls_(std::move(controls)),
       options_(std::move(options)),
-      pool_(std::make_shared<DevicePool>(CallContext{.table = &table, .rank = topology_.rank, .device = device, .tensors = {}},
-                                         control(self()))),
+      pool_(std::make_shared<DevicePool>(
+          CallContext{.table = &table, .rank = topology_.rank, .device = device, .tensors = {}},
+          control(self()))),
       peers_(controls_, self()) {}
 
 SharedGpuBackend::~SharedGpuBackend() {
@@ -310,7 +337,9 @@ SharedGpuBackend::~SharedGpuBackend() {
   if (rests) {
     peers_.close();
   } else {
-    peers_.leave_open();  // a stream may wait for an event of a rank that has died, which never comes; closing would wait with it
+    // a stream may wait for an event of a rank that has died, which never comes; closing would wait
+    // with it
+    peers_.leave_open();
   }
   // Neither memory nor events must be let go while another process has them open.
   const auto deadline = std::chrono::steady_clock::now() + options_.rest_limit;
@@ -326,7 +355,8 @@ SharedGpuBackend::~SharedGpuBackend() {
 }
 
 bool SharedGpuBackend::supports(const BatchTraits& traits) const {
-  return traits.device.kind == DeviceKind::Cuda && (!options_.takes || options_.takes(*traits.set)) &&
+  return traits.device.kind == DeviceKind::Cuda &&
+         (!options_.takes || options_.takes(*traits.set)) &&
          moves_or_reduces(traits, reduce_supported);
 }
 
@@ -342,7 +372,9 @@ std::uint64_t SharedGpuBackend::prepare(const BatchTraits& traits, BatchMember& 
     std::size_t free_bytes = 0, total_bytes = 0;
     const DeviceGuard guard(table_, device_);
     const bool known = table_.mem_info(&free_bytes, &total_bytes) == CudaCode::Success;
-    note_refusal(known ? formatted("out of memory, {} of {} are free", to_mib(free_bytes), to_mib(total_bytes)) : "out of memory");
+    note_refusal(known ? formatted("out of memory, {} of {} are free", to_mib(free_bytes),
+                                   to_mib(total_bytes))
+                       : "out of memory");
   } catch (const BackendError& error) {
     note_refusal(error.what());
   }
@@ -404,8 +436,10 @@ void SharedGpuBackend::make_events(const CallContext& site) {
   while (turns_.size() < SharedControl::kEvents) {
     const std::size_t number = turns_.size();
     Turn made{Event::interprocess(site), Event::interprocess(site)};
-    check_sharing(site, table_.ipc_get_event(&own.packed[number], made.packed.get()), "cudaIpcGetEventHandle");
-    check_sharing(site, table_.ipc_get_event(&own.reduced[number], made.reduced.get()), "cudaIpcGetEventHandle");
+    check_sharing(site, table_.ipc_get_event(&own.packed[number], made.packed.get()),
+                  "cudaIpcGetEventHandle");
+    check_sharing(site, table_.ipc_get_event(&own.reduced[number], made.reduced.get()),
+                  "cudaIpcGetEventHandle");
     turns_.push_back(std::move(made));
   }
 }
@@ -413,7 +447,8 @@ void SharedGpuBackend::make_events(const CallContext& site) {
 std::unique_ptr<Execution> SharedGpuBackend::launch(Batch batch) {
   std::vector<std::string_view> names;
   for (const BatchMember& member : batch.members) names.push_back(member.name);
-  const CallContext site{.table = &table_, .rank = topology_.rank, .device = device_, .tensors = names};
+  const CallContext site{
+      .table = &table_, .rank = topology_.rank, .device = device_, .tensors = names};
   if (failed_) fail(site, "a batch on the shared GPU", "given up after an earlier failure");
   try {
     const DeviceGuard guard(site);

@@ -1,19 +1,24 @@
 #pragma once
-/// SharedGpuBackend is the Backend (hvd/backend.h) for ranks of one host that share one GPU, which NCCL refuses. Every rank's tensors are
-/// where the others can open them by CUDA IPC: in this rank's pool (device_pool.h), where tensors may live already, or in a block of it
-/// that they are packed into. An allreduce is one kernel, launched by the rank that arrives last, that reduces all ranks' tensors in place;
-/// the other operations copy (reducescatter: reduce) out of the other ranks' blocks, each rank its own share.
+/// SharedGpuBackend is the Backend (hvd/backend.h) for ranks of one host that share one GPU, which
+/// NCCL refuses. Every rank's tensors are where the others can open them by CUDA IPC: in this
+/// rank's pool (device_pool.h), where tensors may live already, or in a block of it that they are
+/// packed into. An allreduce is one kernel, launched by the rank that arrives last, that reduces
+/// all ranks' tensors in place; the other operations copy (reducescatter: reduce) out of the other
+/// ranks' blocks, each rank its own share.
 ///
-/// Order: every rank records an IPC event behind its pack, then counts itself in through host memory (the board's BatchState). The last one
-/// makes its stream wait for all those events, launches the kernel, records an event behind it and says so; the others make their streams
-/// wait for that. Nothing spins on the device, so it does not matter that processes take turns on it.
-/// (An event may have been recorded anew, for a later batch, when somebody waits for it. That is later on the same stream, and nothing a
-/// rank enqueues before it has seen a batch reduced depends on that batch: it waits a little longer, never for itself.)
+/// Order: every rank records an IPC event behind its pack, then counts itself in through host
+/// memory (the board's BatchState). The last one makes its stream wait for all those events,
+/// launches the kernel, records an event behind it and says so; the others make their streams wait
+/// for that. Nothing spins on the device, so it does not matter that processes take turns on it.
+/// (An event may have been recorded anew, for a later batch, when somebody waits for it. That is
+/// later on the same stream, and nothing a rank enqueues before it has seen a batch reduced depends
+/// on that batch: it waits a little longer, never for itself.)
 ///
 /// Sums are made in rank order, as on the host, and are bitwise the host's.
-/// Its threads are those that Backend names. It owns the stream, the events, the pool and what it opened of others, all made at first use.
-/// It fails with BackendError; later launches then fail too. A rank without memory says so where the tensor is announced, and all ranks
-/// fail with its reason. Destroy it after the ranks have agreed to end, or after `abort`.
+/// Its threads are those that Backend names. It owns the stream, the events, the pool and what it
+/// opened of others, all made at first use. It fails with BackendError; later launches then fail
+/// too. A rank without memory says so where the tensor is announced, and all ranks fail with its
+/// reason. Destroy it after the ranks have agreed to end, or after `abort`.
 
 #include <chrono>
 #include <cstddef>
@@ -35,20 +40,22 @@
 namespace hvd::gpu {
 
 struct SharedGpuOptions {
-  /// Returns whether this backend works for the set, always the same. The first question about a set of this rank's may wait for the other
-  /// ranks that share the GPU (SharingProbe::possible).
+  /// Returns whether this backend works for the set, always the same. The first question about a
+  /// set of this rank's may wait for the other ranks that share the GPU (SharingProbe::possible).
   std::function<bool(const ProcessSetInfo& set)> takes;
   /// Is asked to look, now and then, whether another rank wants to know; may be null.
   std::shared_ptr<SharingProbe> probe;
-  /// As in NcclOptions; also how long the destructor waits for the other ranks to close this rank's memory.
+  /// As in NcclOptions; also how long the destructor waits for the other ranks to close this rank's
+  /// memory.
   std::chrono::milliseconds rest_limit = std::chrono::seconds(2);
 };
 
 class SharedGpuBackend final : public Backend {
  public:
-  /// `controls`: every rank's of the domain, zeroed, by index; they and `board` outlive the backend. Calls nothing yet.
-  SharedGpuBackend(const GpuApi& table, int device, Board& board, Topology topology, std::vector<SharedControl*> controls,
-                   SharedGpuOptions options);
+  /// `controls`: every rank's of the domain, zeroed, by index; they and `board` outlive the
+  /// backend. Calls nothing yet.
+  SharedGpuBackend(const GpuApi& table, int device, Board& board, Topology topology,
+                   std::vector<SharedControl*> controls, SharedGpuOptions options);
   ~SharedGpuBackend() override;
 
   std::string_view name() const override { return "cuda_ipc"; }
@@ -71,7 +78,9 @@ class SharedGpuBackend final : public Backend {
   [[nodiscard]] Peers& peers() { return peers_; }
   [[nodiscard]] int self() const { return topology_.domain_index; }
   [[nodiscard]] int domain_index(int rank) const;
-  [[nodiscard]] SharedControl& control(int index) const { return *controls_[static_cast<std::size_t>(index)]; }
+  [[nodiscard]] SharedControl& control(int index) const {
+    return *controls_[static_cast<std::size_t>(index)];
+  }
   [[nodiscard]] Turn& turn(std::size_t number) { return turns_[number]; }
   /// Returns which events the next batch uses.
   std::size_t next_turn() { return launches_++ % turns_.size(); }

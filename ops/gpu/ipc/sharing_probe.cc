@@ -11,8 +11,10 @@ namespace hvd::gpu {
 
 using Probe = SharedControl::Probe;
 
-SharingProbe::SharingProbe(const GpuApi& table, int device, std::vector<SharedControl*> controls, std::size_t self,
-                           std::function<void()> ring, std::function<bool()> interrupted, Remark refused, SharingPatience patience)
+SharingProbe::SharingProbe(const GpuApi& table, int device, std::vector<SharedControl*> controls,
+                           std::size_t self, std::function<void()> ring,
+                           std::function<bool()> interrupted, Remark refused,
+                           SharingPatience patience)
     : table_(table),
       device_(device),
       controls_(std::move(controls)),
@@ -47,7 +49,9 @@ bool SharingProbe::possible() {
 
 void SharingProbe::look() {
   if (decided_.load(std::memory_order_acquire)) return;
-  const auto has_begun = [](const SharedControl* control) { return control->probe.load(std::memory_order_acquire) != Probe::None; };
+  const auto has_begun = [](const SharedControl* control) {
+    return control->probe.load(std::memory_order_acquire) != Probe::None;
+  };
   if (std::none_of(controls_.begin(), controls_.end(), has_begun)) return;
   const std::lock_guard lock(mutex_);
   if (!decided_.load()) step();
@@ -68,17 +72,22 @@ void SharingProbe::step() {
   const Probe before = own().probe.load(std::memory_order_relaxed);
   if (before == Probe::None) say(export_own() ? Probe::Exported : Probe::Refused);
   const auto all = [&](auto has) {
-    return std::all_of(controls_.begin(), controls_.end(), [&](const SharedControl* control) { return has(control->probe.load()); });
+    return std::all_of(controls_.begin(), controls_.end(),
+                       [&](const SharedControl* control) { return has(control->probe.load()); });
   };
   const bool all_exported = all([](Probe answer) { return answer != Probe::None; });
-  if (own().probe.load() == Probe::Exported && all_exported) say(open_all() ? Probe::Opened : Probe::Refused);
+  if (own().probe.load() == Probe::Exported && all_exported)
+    say(open_all() ? Probe::Opened : Probe::Refused);
   if (own().probe.load() != before) ring_();
-  if (!all([](Probe answer) { return answer == Probe::Opened || answer == Probe::Refused; })) return;
+  if (!all([](Probe answer) { return answer == Probe::Opened || answer == Probe::Refused; }))
+    return;
   free_own();
-  const auto first = std::find_if(controls_.begin(), controls_.end(),
-                                  [](const SharedControl* control) { return control->probe.load() == Probe::Refused; });
+  const auto first = std::find_if(
+      controls_.begin(), controls_.end(),
+      [](const SharedControl* control) { return control->probe.load() == Probe::Refused; });
   possible_ = first == controls_.end();
-  if (first != controls_.end() && *first == controls_[self_] && tell_refused_) tell_refused_(refusal_);
+  if (first != controls_.end() && *first == controls_[self_] && tell_refused_)
+    tell_refused_(refusal_);
   decided_.store(true, std::memory_order_release);
 }
 
@@ -103,7 +112,8 @@ bool SharingProbe::open_all() {
     if (control == controls_[self_] || control->probe.load() == Probe::Refused) continue;
     void* memory = nullptr;
     CudaEvent* event = nullptr;
-    opened = opened && ask(table_.ipc_open_memory(&memory, control->probe_memory), "cudaIpcOpenMemHandle") &&
+    opened = opened &&
+             ask(table_.ipc_open_memory(&memory, control->probe_memory), "cudaIpcOpenMemHandle") &&
              ask(table_.ipc_open_event(&event, control->probe_event), "cudaIpcOpenEventHandle");
     if (memory != nullptr) table_.ipc_close_memory(memory);
     if (event != nullptr) table_.event_destroy(event);

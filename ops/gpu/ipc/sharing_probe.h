@@ -1,11 +1,14 @@
 #pragma once
-/// A SharingProbe finds out, at the first use of a GPU that several ranks share, whether they can have each other's memory and events: CUDA
-/// says that a device can, and the system may keep processes from it all the same (containers, MIG, WSL2). Every rank exports a piece of
-/// memory and an event, opens those of all others, and says in shared memory what came of it; all decide alike. Nothing is tried before
-/// some rank uses the GPU: a process without GPU tensors never touches it, unless another rank of these does.
+/// A SharingProbe finds out, at the first use of a GPU that several ranks share, whether they can
+/// have each other's memory and events: CUDA says that a device can, and the system may keep
+/// processes from it all the same (containers, MIG, WSL2). Every rank exports a piece of memory and
+/// an event, opens those of all others, and says in shared memory what came of it; all decide
+/// alike. Nothing is tried before some rank uses the GPU: a process without GPU tensors never
+/// touches it, unless another rank of these does.
 ///
-/// Any thread. Who asks waits for the other ranks, whose threads that have the turn answer (`look`). It owns what it exports, until all
-/// have closed it. A call that is refused is an answer, and no error.
+/// Any thread. Who asks waits for the other ranks, whose threads that have the turn answer
+/// (`look`). It owns what it exports, until all have closed it. A call that is refused is an
+/// answer, and no error.
 
 #include <atomic>
 #include <chrono>
@@ -30,16 +33,19 @@ struct SharingPatience {
 
 class SharingProbe {
  public:
-  /// `controls`: of the ranks that share this GPU, of which this is `controls[self]`; one alone shares with nobody, and nothing is tried.
-  /// `ring` wakes the others; `interrupted`: true once the world has failed, which ends the wait. `refused` is told why they cannot, on one
-  /// rank of them.
-  SharingProbe(const GpuApi& table, int device, std::vector<SharedControl*> controls, std::size_t self, std::function<void()> ring,
-               std::function<bool()> interrupted, Remark refused, SharingPatience patience = {});
+  /// `controls`: of the ranks that share this GPU, of which this is `controls[self]`; one alone
+  /// shares with nobody, and nothing is tried. `ring` wakes the others; `interrupted`: true once
+  /// the world has failed, which ends the wait. `refused` is told why they cannot, on one rank of
+  /// them.
+  SharingProbe(const GpuApi& table, int device, std::vector<SharedControl*> controls,
+               std::size_t self, std::function<void()> ring, std::function<bool()> interrupted,
+               Remark refused, SharingPatience patience = {});
   ~SharingProbe();
   SharingProbe(const SharingProbe&) = delete;
   SharingProbe& operator=(const SharingProbe&) = delete;
 
-  /// Returns whether they can; waits until all have answered. Where the world fails meanwhile, true.
+  /// Returns whether they can; waits until all have answered. Where the world fails meanwhile,
+  /// true.
   bool possible();
   /// Answers, if some rank has asked. Does not wait.
   void look();

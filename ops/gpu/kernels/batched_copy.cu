@@ -27,8 +27,10 @@ struct OnStream {
     config.gridDim = dim3(chunks);
     config.blockDim = dim3(device::kThreads);
     config.stream = stream;
-    const cudaError_t error = cudaLaunchKernelEx(&config, batched_copy_kernel<S, D, Op, kCapacity>, table, op);
-    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());  // it is returned, and not left for the user's next check
+    const cudaError_t error =
+        cudaLaunchKernelEx(&config, batched_copy_kernel<S, D, Op, kCapacity>, table, op);
+    // it is returned, and not left for the user's next check
+    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
     return static_cast<CudaCode>(error);
   }
 };

@@ -1,17 +1,20 @@
 #pragma once
-/// This is the code of the copy kernel and of its launch, but for the launch itself: batched_copy.cu compiles it for the device, and
-/// tests/ops/gpu/kernels/batched_copy_test.cc, thread by thread, for the host. Before it must stand what CUDA's headers or the test's
-/// stand-ins give
+/// This is the code of the copy kernel and of its launch, but for the launch itself:
+/// batched_copy.cu compiles it for the device, and tests/ops/gpu/kernels/batched_copy_test.cc,
+/// thread by thread, for the host. Before it must stand what CUDA's headers or the test's stand-ins
+/// give
 /// (__half, __nv_bfloat16, uint2, uint4, their loads and stores), HVD_DEVICE and HVD_UNROLL.
 ///
-/// One launch copies many tensors. Each block copies one chunk of one tensor; which one it finds by a binary search over the tensors' first
-/// chunks, in the table that came as the kernel's parameter. So the work is spread by bytes, whatever the sizes of the tensors.
+/// One launch copies many tensors. Each block copies one chunk of one tensor; which one it finds by
+/// a binary search over the tensors' first chunks, in the table that came as the kernel's
+/// parameter. So the work is spread by bytes, whatever the sizes of the tensors.
 ///
-/// Within a chunk, elements are accessed in groups of 16 bytes of the wider type (in a conversion, the narrower side has 8 or 4), so that a
-/// warp touches consecutive bytes on both sides. The elements before the destination's first boundary and after its last go one by one.
-/// Groups are read by one load where the source is aligned there too, which is the rule: the fusion buffer and PyTorch's allocations are;
-/// otherwise element by element, from cache lines that the first read brought in.
-/// An element is read and written by the same thread, so that in-place jobs are safe.
+/// Within a chunk, elements are accessed in groups of 16 bytes of the wider type (in a conversion,
+/// the narrower side has 8 or 4), so that a warp touches consecutive bytes on both sides. The
+/// elements before the destination's first boundary and after its last go one by one. Groups are
+/// read by one load where the source is aligned there too, which is the rule: the fusion buffer and
+/// PyTorch's allocations are; otherwise element by element, from cache lines that the first read
+/// brought in. An element is read and written by the same thread, so that in-place jobs are safe.
 // Tested in tests/ops/gpu/kernels/batched_copy_test.cc, tests/gpu/batched_copy_gpu_test.cc
 
 #include <cstddef>
@@ -29,7 +32,8 @@ inline constexpr int kThreads = 256;
 inline constexpr int kUnroll = 4;                       // loads in flight per thread
 inline constexpr std::int64_t kChunkBytes = 32 * 1024;  // of the wider side
 
-/// The tensors of a launch. 128 of them fit in 4 KiB, which every launch can afford; 1024 in the 32 KiB that CUDA 12.1 allows.
+/// The tensors of a launch. 128 of them fit in 4 KiB, which every launch can afford; 1024 in the 32
+/// KiB that CUDA 12.1 allows.
 template <int kCapacity>
 struct Table {
   const void* src[kCapacity];
@@ -66,7 +70,8 @@ struct Plain {
   }
 };
 
-/// value / divisor * factor, as CopyJob says. The comparisons are the same for all threads and cost nothing next to the memory accesses.
+/// value / divisor * factor, as CopyJob says. The comparisons are the same for all threads and cost
+/// nothing next to the memory accesses.
 struct Scaled {
   double factor;
   std::int64_t divisor;
@@ -81,7 +86,8 @@ struct Scaled {
       return narrowed<D>(wide);
     } else {
       using Quotient = std::conditional_t<sizeof(S) == 8, std::int64_t, std::int32_t>;
-      if (divisor != 1) value = static_cast<S>(static_cast<Quotient>(value) / static_cast<Quotient>(divisor));
+      if (divisor != 1)
+        value = static_cast<S>(static_cast<Quotient>(value) / static_cast<Quotient>(divisor));
       if constexpr (sizeof(D) > sizeof(S)) {
         return static_cast<D>(factor == 1 ? value : clamped_product(value, factor));
       } else {
@@ -96,12 +102,14 @@ struct Scaled {
 
 /// Names the word of so many bytes.
 template <std::size_t kBytes>
-using Word = std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint2, std::uint32_t>>;
+using Word =
+    std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint2, std::uint32_t>>;
 
 /// Elements that are loaded or stored at once.
 template <class T, int kElements>
 union Group {
-  static_assert(kElements * sizeof(T) == 16 || kElements * sizeof(T) == 8 || kElements * sizeof(T) == 4);
+  static_assert(kElements * sizeof(T) == 16 || kElements * sizeof(T) == 8 ||
+                kElements * sizeof(T) == 4);
   Word<kElements * sizeof(T)> word;
   T values[kElements];
   HVD_DEVICE Group() {}
@@ -126,17 +134,20 @@ HVD_DEVICE void copy_groups(const S* src, D* dst, int groups, int thread, const 
     Group<D, kGroup> out;
     HVD_UNROLL
     for (int i = 0; i < kGroup; ++i) out.values[i] = op.template apply<D>(in.values[i]);
-    __stwb(reinterpret_cast<decltype(out.word)*>(dst + index * kGroup), out.word);  // an assignment would be taken apart again
+    // an assignment would be taken apart again
+    __stwb(reinterpret_cast<decltype(out.word)*>(dst + index * kGroup), out.word);
   };
   int index = thread;
   for (; index + (kUnroll - 1) * kThreads < groups; index += kUnroll * kThreads) {
     Group<S, kGroup> in[kUnroll];
     HVD_UNROLL
-    for (int u = 0; u < kUnroll; ++u) in[u] = load<S, kGroup, kAligned>(src + (index + u * kThreads) * kGroup);
+    for (int u = 0; u < kUnroll; ++u)
+      in[u] = load<S, kGroup, kAligned>(src + (index + u * kThreads) * kGroup);
     HVD_UNROLL
     for (int u = 0; u < kUnroll; ++u) finish(index + u * kThreads, in[u]);
   }
-  for (; index < groups; index += kThreads) finish(index, load<S, kGroup, kAligned>(src + index * kGroup));
+  for (; index < groups; index += kThreads)
+    finish(index, load<S, kGroup, kAligned>(src + index * kGroup));
 }
 
 template <class S, class D, class Op>
@@ -144,7 +155,8 @@ HVD_DEVICE void copy_chunk(const S* src, D* dst, int count, int thread, const Op
   constexpr int kGroup = 16 / (sizeof(S) > sizeof(D) ? sizeof(S) : sizeof(D));
   constexpr std::size_t kIn = kGroup * sizeof(S), kOut = kGroup * sizeof(D);
 
-  const int to_boundary = static_cast<int>((kOut - reinterpret_cast<std::uintptr_t>(dst) % kOut) % kOut / sizeof(D));
+  const int to_boundary =
+      static_cast<int>((kOut - reinterpret_cast<std::uintptr_t>(dst) % kOut) % kOut / sizeof(D));
   const int head = to_boundary < count ? to_boundary : count;
   const int groups = (count - head) / kGroup;
   const int tail = head + groups * kGroup;
@@ -159,19 +171,24 @@ HVD_DEVICE void copy_chunk(const S* src, D* dst, int count, int thread, const Op
 }
 
 template <class S, class D>
-constexpr std::int64_t kChunkElements = kChunkBytes / (sizeof(S) > sizeof(D) ? sizeof(S) : sizeof(D));
+constexpr std::int64_t kChunkElements = kChunkBytes /
+                                        (sizeof(S) > sizeof(D) ? sizeof(S) : sizeof(D));
 
 /// Does what the thread `thread` of the block `block` does.
 template <class S, class D, class Op, int kCapacity>
-HVD_DEVICE void copy_block(const Table<kCapacity>& table, const Op& op, std::uint32_t block, int thread) {
+HVD_DEVICE void copy_block(const Table<kCapacity>& table, const Op& op, std::uint32_t block,
+                           int thread) {
   const int item = item_of(table, block);
-  const std::int64_t start = static_cast<std::int64_t>(block - table.first_chunk[item]) * kChunkElements<S, D>;
+  const std::int64_t start =
+      static_cast<std::int64_t>(block - table.first_chunk[item]) * kChunkElements<S, D>;
   const std::int64_t left = table.count[item] - start;
   const int count = static_cast<int>(left < kChunkElements<S, D> ? left : kChunkElements<S, D>);
-  copy_chunk(static_cast<const S*>(table.src[item]) + start, static_cast<D*>(table.dst[item]) + start, count, thread, op);
+  copy_chunk(static_cast<const S*>(table.src[item]) + start,
+             static_cast<D*>(table.dst[item]) + start, count, thread, op);
 }
 
-// ---- the launches of a job. `Launcher::launch<S, D>(table, op, chunks)` returns a CudaCode and is called once per kernel launch.
+// ---- the launches of a job. `Launcher::launch<S, D>(table, op, chunks)` returns a CudaCode and is
+// called once per kernel launch.
 
 template <class S, class D, int kCapacity, class Op, class Launcher>
 CudaCode launch(std::span<const CopyItem> items, const Op& op, const Launcher& launcher) {
@@ -184,21 +201,26 @@ CudaCode launch(std::span<const CopyItem> items, const Op& op, const Launcher& l
     table.count[table.items] = item.count;
     table.first_chunk[table.items] = static_cast<std::uint32_t>(chunks);
     ++table.items;
-    chunks += static_cast<std::uint64_t>((item.count + kChunkElements<S, D> - 1) / kChunkElements<S, D>);
+    chunks +=
+        static_cast<std::uint64_t>((item.count + kChunkElements<S, D> - 1) / kChunkElements<S, D>);
   }
-  if (chunks > static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max())) return CudaCode::InvalidValue;  // 64 TiB
+  // 64 TiB
+  if (chunks > static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max()))
+    return CudaCode::InvalidValue;
   return launcher.template launch<S, D>(table, op, static_cast<std::uint32_t>(chunks));
 }
 
 /// `lanes`: elements of S per element of an item.
 template <class S, class D, class Op, class Launcher>
-CudaCode launch_all(std::span<const CopyItem> items, const Op& op, const Launcher& launcher, int lanes = 1) {
+CudaCode launch_all(std::span<const CopyItem> items, const Op& op, const Launcher& launcher,
+                    int lanes = 1) {
   CopyItem filled[kItemsPerLaunch];
   int count = 0;
   const auto flush = [&] {
     const std::span<const CopyItem> batch(filled, static_cast<std::size_t>(count));
     if (count == 0) return CudaCode::Success;
-    return count <= kSmall ? launch<S, D, kSmall>(batch, op, launcher) : launch<S, D, kItemsPerLaunch>(batch, op, launcher);
+    return count <= kSmall ? launch<S, D, kSmall>(batch, op, launcher)
+                           : launch<S, D, kItemsPerLaunch>(batch, op, launcher);
   };
   for (const CopyItem& item : items) {
     if (item.count <= 0) continue;
@@ -262,8 +284,10 @@ CudaCode with_type(DataType dtype, const Use& use) {
 
 /// Lists the pairs of `copy_supported`, for the compiler.
 template <class A, class B>
-constexpr bool kPair = (std::is_same_v<A, float> && (std::is_same_v<B, __half> || std::is_same_v<B, __nv_bfloat16>)) ||
-                       (std::is_same_v<A, std::int32_t> && std::is_integral_v<B> && sizeof(B) < 4) ||
+constexpr bool kPair = (std::is_same_v<A, float> &&
+                        (std::is_same_v<B, __half> || std::is_same_v<B, __nv_bfloat16>)) ||
+                       (std::is_same_v<A, std::int32_t> && std::is_integral_v<B> &&
+                        sizeof(B) < 4) ||
                        (std::is_same_v<A, std::int64_t> && std::is_same_v<B, std::int32_t>);
 
 template <class Launcher>
@@ -284,7 +308,8 @@ CudaCode copy_scaled(const CopyJob& job, const Launcher& launcher) {
 template <class Launcher>
 CudaCode copy_job(const CopyJob& job, const Launcher& launcher) {
   if (!copy_supported(job)) return CudaCode::InvalidValue;
-  return is_plain(job) ? copy_bits(job.items, element_bytes(job.from), launcher) : copy_scaled(job, launcher);
+  return is_plain(job) ? copy_bits(job.items, element_bytes(job.from), launcher)
+                       : copy_scaled(job, launcher);
 }
 
 }  // namespace hvd::gpu::device

@@ -1,7 +1,7 @@
 #pragma once
-/// This header has what the kernels share: which item a block works on, which types are floats, and the wider type in which an element is
-/// computed. Before it must stand what CUDA's headers or the tests' stand-ins give (__half, __nv_bfloat16, their conversions) and
-/// HVD_DEVICE.
+/// This header has what the kernels share: which item a block works on, which types are floats, and
+/// the wider type in which an element is computed. Before it must stand what CUDA's headers or the
+/// tests' stand-ins give (__half, __nv_bfloat16, their conversions) and HVD_DEVICE.
 // Tested in tests/ops/gpu/kernels/batched_copy_test.cc, tests/ops/gpu/kernels/shared_reduce_test.cc
 
 #include <cstdint>
@@ -25,8 +25,8 @@ HVD_DEVICE int item_of(const Table& table, std::uint32_t block) {
 }
 
 template <class T>
-constexpr bool kFloating =
-    std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
+constexpr bool kFloating = std::is_same_v<T, float> || std::is_same_v<T, double> ||
+                           std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
 
 HVD_DEVICE float widened(float value) { return value; }
 HVD_DEVICE double widened(double value) { return value; }

@@ -12,7 +12,8 @@ namespace {
 __global__ void __launch_bounds__(poison::kThreads)
     poison_kernel(const __grid_constant__ poison::Table table, const volatile std::uint32_t* mark) {
   if (__syncthreads_or(threadIdx.x == 0 && *mark != 0) == 0) return;
-  poison::fill(table, std::size_t{blockIdx.x} * blockDim.x + threadIdx.x, std::size_t{gridDim.x} * blockDim.x);
+  poison::fill(table, std::size_t{blockIdx.x} * blockDim.x + threadIdx.x,
+               std::size_t{gridDim.x} * blockDim.x);
 }
 
 }  // namespace
@@ -23,8 +24,10 @@ CudaCode launch_poison(const PoisonJob& job, CudaStream* stream) {
     config.gridDim = dim3(static_cast<unsigned>(blocks));
     config.blockDim = dim3(poison::kThreads);
     config.stream = reinterpret_cast<cudaStream_t>(stream);
-    const cudaError_t error = cudaLaunchKernelEx(&config, poison_kernel, table, static_cast<const volatile std::uint32_t*>(job.mark));
-    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());  // it is returned, and not left for the user's next check
+    const cudaError_t error = cudaLaunchKernelEx(
+        &config, poison_kernel, table, static_cast<const volatile std::uint32_t*>(job.mark));
+    // it is returned, and not left for the user's next check
+    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
     return static_cast<CudaCode>(error);
   });
 }

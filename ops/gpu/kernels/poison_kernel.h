@@ -1,6 +1,7 @@
 #pragma once
-/// This is the code of the kernel that makes results unusable, and of its launches, but for the launch itself: poison.cu compiles it for
-/// the device, and the table on host memory (tests/support) for the host.
+/// This is the code of the kernel that makes results unusable, and of its launches, but for the
+/// launch itself: poison.cu compiles it for the device, and the table on host memory
+/// (tests/support) for the host.
 // Tested in tests/ops/gpu/kernels/poison_test.cc
 
 #include <algorithm>
@@ -31,7 +32,8 @@ struct Table {
 /// Does what thread `thread` of so many does of the whole table.
 HVD_ON_BOTH inline void fill(const Table& table, std::size_t thread, std::size_t threads) {
   for (int item = 0; item < table.items; ++item)
-    for (std::size_t i = thread; i < table.bytes[item]; i += threads) table.begin[item][i] = table.value;
+    for (std::size_t i = thread; i < table.bytes[item]; i += threads)
+      table.begin[item][i] = table.value;
 }
 
 /// Calls `launch(table, blocks)`, which returns a CudaCode, once per kernel launch.
@@ -45,7 +47,8 @@ CudaCode in_launches(const PoisonJob& job, const Launch& launch) {
     constexpr std::size_t kBytesPerBlock = 64 * 1024;
     if (table.items == 0) return CudaCode::Success;
     const CudaCode code =
-        launch(table, static_cast<int>(std::clamp<std::size_t>(bytes / kBytesPerBlock, 1, static_cast<std::size_t>(kMostBlocks))));
+        launch(table, static_cast<int>(std::clamp<std::size_t>(
+                          bytes / kBytesPerBlock, 1, static_cast<std::size_t>(kMostBlocks))));
     table.items = 0;
     bytes = 0;
     return code;

@@ -1,5 +1,5 @@
-// The reduction kernel on the device: what it does is in shared_reduce_kernel.h. Compiled without fused multiply-add (ops/CMakeLists.txt):
-// results are those of the host, bit for bit.
+// The reduction kernel on the device: what it does is in shared_reduce_kernel.h. Compiled without
+// fused multiply-add (ops/CMakeLists.txt): results are those of the host, bit for bit.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -28,8 +28,10 @@ struct OnStream {
     config.gridDim = dim3(chunks);
     config.blockDim = dim3(reduction::kThreads);
     config.stream = stream;
-    const cudaError_t error = cudaLaunchKernelEx(&config, shared_reduce_kernel<T, Fold>, table, fold);
-    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());  // it is returned, and not left for the user's next check
+    const cudaError_t error =
+        cudaLaunchKernelEx(&config, shared_reduce_kernel<T, Fold>, table, fold);
+    // it is returned, and not left for the user's next check
+    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
     return static_cast<CudaCode>(error);
   }
 };

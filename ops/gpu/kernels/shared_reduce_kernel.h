@@ -1,12 +1,13 @@
 #pragma once
-/// This is the code of the reduction kernel (shared_reduce.cu), written so that tests can run it thread by thread on the host. Before it
-/// must stand what CUDA's headers or the test's stand-ins give (__half, __nv_bfloat16, uint4, their loads and stores), HVD_DEVICE and
-/// HVD_UNROLL.
+/// This is the code of the reduction kernel (shared_reduce.cu), written so that tests can run it
+/// thread by thread on the host. Before it must stand what CUDA's headers or the test's stand-ins
+/// give (__half, __nv_bfloat16, uint4, their loads and stores), HVD_DEVICE and HVD_UNROLL.
 ///
-/// Each block reduces one chunk of one item, found by a binary search over the items' first chunks. Within it a thread folds 16 bytes of
-/// every rank at a time, in registers, and stores the result to every output: each element is read once and written once per rank.
-/// Where an address of the item is not on a 16-byte boundary, its elements go one by one. An element is read and written by the same
-/// thread, so that in place is safe.
+/// Each block reduces one chunk of one item, found by a binary search over the items' first chunks.
+/// Within it a thread folds 16 bytes of every rank at a time, in registers, and stores the result
+/// to every output: each element is read once and written once per rank. Where an address of the
+/// item is not on a 16-byte boundary, its elements go one by one. An element is read and written by
+/// the same thread, so that in place is safe.
 // Tested in tests/ops/gpu/kernels/shared_reduce_test.cc, tests/gpu/shared_reduce_gpu_test.cc
 
 #include <cstddef>
@@ -111,7 +112,9 @@ struct FoldIntegers {
     if (product >= static_cast<double>(kGreatest<T>)) return kGreatest<T>;
     return static_cast<T>(product);
   }
-  HVD_DEVICE Wide first(T value) const { return scales.prescale == 1 ? value : scaled(value, scales.prescale); }
+  HVD_DEVICE Wide first(T value) const {
+    return scales.prescale == 1 ? value : scaled(value, scales.prescale);
+  }
   HVD_DEVICE Wide next(Wide so_far, T value) const {
     const Wide wide = first(value);
     switch (fold) {
@@ -120,7 +123,8 @@ struct FoldIntegers {
       case Fold::Max:
         return greater(so_far, wide);
       case Fold::Product:
-        return static_cast<Wide>(static_cast<std::int64_t>(static_cast<std::uint64_t>(so_far) * static_cast<std::uint64_t>(wide)));
+        return static_cast<Wide>(static_cast<std::int64_t>(static_cast<std::uint64_t>(so_far) *
+                                                           static_cast<std::uint64_t>(wide)));
       default:
         return so_far + wide;
     }
@@ -142,7 +146,9 @@ struct FoldTruths {
   Fold fold;
   using Wide = bool;
   HVD_DEVICE static bool first(std::uint8_t value) { return value != 0; }
-  HVD_DEVICE bool next(bool so_far, std::uint8_t value) const { return fold == Fold::Min ? so_far && value != 0 : so_far || value != 0; }
+  HVD_DEVICE bool next(bool so_far, std::uint8_t value) const {
+    return fold == Fold::Min ? so_far && value != 0 : so_far || value != 0;
+  }
   HVD_DEVICE std::uint8_t last(bool value) const {
     if (scales.zeros) value = next(value, 0);
     return value ? 1 : 0;
@@ -163,7 +169,9 @@ struct Place {
   const void* const* addresses;  ///< of the item
   std::int64_t start;
 
-  HVD_DEVICE const T* from(int rank) const { return static_cast<const T*>(addresses[rank]) + start; }
+  HVD_DEVICE const T* from(int rank) const {
+    return static_cast<const T*>(addresses[rank]) + start;
+  }
   HVD_DEVICE T* to(int output, int ins, bool in_place) const {
     return static_cast<T*>(const_cast<void*>(addresses[in_place ? output : ins + output])) + start;
   }
@@ -174,7 +182,8 @@ HVD_DEVICE void reduce_one(const Table& table, const F& fold, const Place<T>& pl
   typename F::Wide value = fold.first(place.from(0)[index]);
   for (int rank = 1; rank < table.ins; ++rank) value = fold.next(value, place.from(rank)[index]);
   const T result = fold.last(value);
-  for (int output = 0; output < table.outs; ++output) place.to(output, table.ins, table.in_place)[index] = result;
+  for (int output = 0; output < table.outs; ++output)
+    place.to(output, table.ins, table.in_place)[index] = result;
 }
 
 template <class T, class F>
@@ -189,7 +198,8 @@ HVD_DEVICE void reduce_group(const Table& table, const F& fold, const Place<T>& 
   for (; rank + 2 < table.ins; rank += 3) {  // loads in flight
     Group<T> some[3];
     HVD_UNROLL
-    for (int k = 0; k < 3; ++k) some[k].word = __ldcs(reinterpret_cast<const uint4*>(place.from(rank + k)) + group);
+    for (int k = 0; k < 3; ++k)
+      some[k].word = __ldcs(reinterpret_cast<const uint4*>(place.from(rank + k)) + group);
     HVD_UNROLL
     for (int k = 0; k < 3; ++k) {
       HVD_UNROLL
@@ -216,18 +226,23 @@ template <class T, class F>
 HVD_DEVICE void reduce_block(const Table& table, const F& fold, std::uint32_t block, int thread) {
   const int item = device::item_of(table, block);
   const int addresses = table.in_place ? table.ins : table.ins + table.outs;
-  const Place<T> place{table.in + item * addresses, static_cast<std::int64_t>(block - table.first_chunk[item]) * kChunkElements<T>};
+  const Place<T> place{
+      table.in + item * addresses,
+      static_cast<std::int64_t>(block - table.first_chunk[item]) * kChunkElements<T>};
   const std::int64_t left = table.count[item] - place.start;
   const int count = static_cast<int>(left < kChunkElements<T> ? left : kChunkElements<T>);
   std::uintptr_t bits = 0;  // chunks are whole groups, so all of an item's are aligned, or none
   for (int i = 0; i < addresses; ++i) bits |= reinterpret_cast<std::uintptr_t>(place.addresses[i]);
   constexpr int kGroup = 16 / sizeof(T);
   const int groups = bits % 16 == 0 ? count / kGroup : 0;
-  for (int group = thread; group < groups; group += kThreads) reduce_group<T>(table, fold, place, group);
-  for (int index = groups * kGroup + thread; index < count; index += kThreads) reduce_one<T>(table, fold, place, index);
+  for (int group = thread; group < groups; group += kThreads)
+    reduce_group<T>(table, fold, place, group);
+  for (int index = groups * kGroup + thread; index < count; index += kThreads)
+    reduce_one<T>(table, fold, place, index);
 }
 
-// ---- the launches of a job. `Launcher::launch<T>(table, fold, chunks)` returns a CudaCode and is called once per kernel launch.
+// ---- the launches of a job. `Launcher::launch<T>(table, fold, chunks)` returns a CudaCode and is
+// called once per kernel launch.
 
 /// `lanes`: elements of T per element of an item.
 template <class T, class F, class Launcher>
@@ -236,15 +251,18 @@ CudaCode launch_all(const ReduceJob& job, const F& fold, const Launcher& launche
   table.ins = job.ins;
   table.outs = job.outs;
   table.in_place = job.ins == job.outs;
-  for (std::size_t i = 0; table.in_place && i < job.inputs.size(); ++i) table.in_place = job.inputs[i] == job.outputs[i];
+  for (std::size_t i = 0; table.in_place && i < job.inputs.size(); ++i)
+    table.in_place = job.inputs[i] == job.outputs[i];
   const int addresses = table.in_place ? job.ins : job.ins + job.outs;
   const int room = kPointers / addresses < kItems ? kPointers / addresses : kItems;
   std::uint64_t chunks = 0;
   table.items = 0;
   const auto flush = [&] {
     if (table.items == 0) return CudaCode::Success;
-    if (chunks > static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max())) return CudaCode::InvalidValue;
-    const CudaCode code = launcher.template launch<T>(table, fold, static_cast<std::uint32_t>(chunks));
+    if (chunks > static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max()))
+      return CudaCode::InvalidValue;
+    const CudaCode code =
+        launcher.template launch<T>(table, fold, static_cast<std::uint32_t>(chunks));
     table.items = 0;
     chunks = 0;
     return code;
@@ -256,7 +274,8 @@ CudaCode launch_all(const ReduceJob& job, const F& fold, const Launcher& launche
     for (int rank = 0; rank < job.ins; ++rank)
       *to++ = job.inputs[item * static_cast<std::size_t>(job.ins) + static_cast<std::size_t>(rank)];
     for (int output = 0; !table.in_place && output < job.outs; ++output)
-      *to++ = job.outputs[item * static_cast<std::size_t>(job.outs) + static_cast<std::size_t>(output)];
+      *to++ =
+          job.outputs[item * static_cast<std::size_t>(job.outs) + static_cast<std::size_t>(output)];
     table.count[table.items] = count;
     table.first_chunk[table.items] = static_cast<std::uint32_t>(chunks);
     chunks += static_cast<std::uint64_t>((count + kChunkElements<T> - 1) / kChunkElements<T>);
@@ -267,7 +286,8 @@ CudaCode launch_all(const ReduceJob& job, const F& fold, const Launcher& launche
 }
 
 template <class T, class Launcher>
-CudaCode reduce_floats(const ReduceJob& job, const Scales& scales, const Launcher& launcher, int lanes = 1) {
+CudaCode reduce_floats(const ReduceJob& job, const Scales& scales, const Launcher& launcher,
+                       int lanes = 1) {
   switch (job.op) {
     case ReduceOp::Min:
       return launch_all<T>(job, FoldFloats<T, Fold::Min>{scales}, launcher);
@@ -297,9 +317,11 @@ inline Fold fold_of(ReduceOp op) {
 
 template <class Launcher>
 CudaCode reduce_job(const ReduceJob& job, const Launcher& launcher) {
-  if (!reduce_supported(job.dtype, job.op) || job.ins < 1 || job.ins > kMostSharers || job.outs < 1 || job.outs > kMostSharers)
+  if (!reduce_supported(job.dtype, job.op) || job.ins < 1 || job.ins > kMostSharers ||
+      job.outs < 1 || job.outs > kMostSharers)
     return CudaCode::InvalidValue;
-  const Scales scales{job.prescale, job.postscale, job.op == ReduceOp::Average ? job.divisor : 1, job.zeros};
+  const Scales scales{job.prescale, job.postscale, job.op == ReduceOp::Average ? job.divisor : 1,
+                      job.zeros};
   const Fold fold = fold_of(job.op);
   switch (job.dtype) {
     case DataType::Float16:

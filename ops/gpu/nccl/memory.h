@@ -1,25 +1,30 @@
 #pragma once
 /// The device memory that NCCL works on: what batches are packed into, and what is lent to users.
 ///
-/// A FusionBuffer is the device memory that batches are packed into. There is one per stream, grown when a batch needs more; it is from
-/// ncclMemAlloc, and registered with each communicator that uses it if that is wanted ("User Buffer Registration", NCCL's documentation).
-/// It is for the thread that has the turn, and fails with BackendError, which says how much was asked for.
+/// A FusionBuffer is the device memory that batches are packed into. There is one per stream, grown
+/// when a batch needs more; it is from ncclMemAlloc, and registered with each communicator that
+/// uses it if that is wanted ("User Buffer Registration", NCCL's documentation). It is for the
+/// thread that has the turn, and fails with BackendError, which says how much was asked for.
 ///
-/// A symmetric window is made by all ranks of a communicator, with equally many bytes each. So there is one buffer per stream and set of
-/// ranks then, because such ranks see the same batches and grow it at the same ones; it takes what it needs or fails; and what was outgrown
-/// stays until the end. NCCL gives a window's memory back when it is deregistered, not when its communicator is aborted (2.28): after a
-/// failure it stays with the process.
+/// A symmetric window is made by all ranks of a communicator, with equally many bytes each. So
+/// there is one buffer per stream and set of ranks then, because such ranks see the same batches
+/// and grow it at the same ones; it takes what it needs or fails; and what was outgrown stays until
+/// the end. NCCL gives a window's memory back when it is deregistered, not when its communicator is
+/// aborted (2.28): after a failure it stays with the process.
 ///
-/// Several batches may be in flight over the one buffer: all of them run on one stream, so that the pack of a batch starts after the
-/// unpack of the batch before it. A buffer that was outgrown is freed when the stream has passed the point where it was replaced.
+/// Several batches may be in flight over the one buffer: all of them run on one stream, so that the
+/// pack of a batch starts after the unpack of the batch before it. A buffer that was outgrown is
+/// freed when the stream has passed the point where it was replaced.
 ///
-/// LentMemory is device memory that users keep tensors in, so that NCCL reduces them where they are; it is from cudaMalloc. Any thread may
-/// use it. It is shared by the backend and by what it has lent.
+/// LentMemory is device memory that users keep tensors in, so that NCCL reduces them where they
+/// are; it is from cudaMalloc. Any thread may use it. It is shared by the backend and by what it
+/// has lent.
 ///
-/// It is registered with no communicator: NCCL wants all ranks' buffers of a call registered, at the same place in what was registered, or
-/// none of them (User Buffer Registration, NCCL's documentation), and whether a rank's tensors are in such memory is its own affair.
-/// A block that comes back is lent again, in the order of the user's stream; it is freed with the backend, or when it comes back after
-/// that, by cudaFree, which waits until the device is done with it.
+/// It is registered with no communicator: NCCL wants all ranks' buffers of a call registered, at
+/// the same place in what was registered, or none of them (User Buffer Registration, NCCL's
+/// documentation), and whether a rank's tensors are in such memory is its own affair. A block that
+/// comes back is lent again, in the order of the user's stream; it is freed with the backend, or
+/// when it comes back after that, by cudaFree, which waits until the device is done with it.
 // Tested in tests/ops/gpu/nccl/nccl_memory_test.cc, tests/ops/gpu/nccl/nccl_backend_test.cc
 
 #include <cstddef>
@@ -43,24 +48,28 @@ enum class Registration : std::uint8_t {
   Window,  ///< ncclCommWindowRegister: a symmetric window of all ranks
 };
 
-/// Returns whether this rank's NCCL has windows whose kernels end when they are aborted. Up to 2.29.6 the barriers of the kernels over
-/// symmetric windows do not look whether they are: after a failure they wait for ever, and whoever waits for their stream with them.
+/// Returns whether this rank's NCCL has windows whose kernels end when they are aborted. Up
+/// to 2.29.6 the barriers of the kernels over symmetric windows do not look whether they are: after
+/// a failure they wait for ever, and whoever waits for their stream with them.
 bool has_windows(const GpuApi& table);
-/// Returns what was wanted, as far as NCCL has it; without windows, buffers. `windows`: whether all ranks have them (`has_windows`).
+/// Returns what was wanted, as far as NCCL has it; without windows, buffers. `windows`: whether all
+/// ranks have them (`has_windows`).
 Registration registration_of(Registration wanted, bool windows);
 
 /// One piece of device memory and its registrations.
 class FusionMemory {
  public:
   /// `remark` is told what registrations take; it outlives this.
-  FusionMemory(const GpuApi& table, void* data, std::size_t bytes, Registration registration, const Remark& remark)
+  FusionMemory(const GpuApi& table, void* data, std::size_t bytes, Registration registration,
+               const Remark& remark)
       : table_(&table), data_(data), bytes_(bytes), registration_(registration), remark_(&remark) {}
   /// Aborted communicators have forgotten their registrations.
   ~FusionMemory();
   FusionMemory(const FusionMemory&) = delete;
   FusionMemory& operator=(const FusionMemory&) = delete;
 
-  /// Registers it, once with each communicator. Where NCCL has no use for a window it is registered as a buffer.
+  /// Registers it, once with each communicator. Where NCCL has no use for a window it is registered
+  /// as a buffer.
   void register_with(const CallContext& site, const std::shared_ptr<Communicator>& communicator);
   /// Never frees it: the device may still write there.
   void leak() noexcept { data_ = nullptr; }
@@ -84,12 +93,13 @@ class FusionMemory {
 
 class FusionBuffer {
  public:
-  /// `threshold_bytes`: up to here it grows in powers of two; a batch that needs more gets what it needs. `remark` is told what memory and
-  /// registrations take; it outlives the buffer.
+  /// `threshold_bytes`: up to here it grows in powers of two; a batch that needs more gets what it
+  /// needs. `remark` is told what memory and registrations take; it outlives the buffer.
   FusionBuffer(std::size_t threshold_bytes, Registration registration, const Remark& remark)
       : threshold_bytes_(threshold_bytes), registration_(registration), remark_(remark) {}
 
-  /// At least `bytes`, aligned to 16, for work that is enqueued on `stream` from now on. Contents are not kept when it grows.
+  /// At least `bytes`, aligned to 16, for work that is enqueued on `stream` from now on. Contents
+  /// are not kept when it grows.
   std::byte* reserve(const CallContext& site, std::size_t bytes, const Stream& stream,
                      const std::vector<std::shared_ptr<Communicator>>& communicators);
   std::size_t capacity_bytes() const { return current_ ? current_->bytes() : 0; }
@@ -102,7 +112,8 @@ class FusionBuffer {
     Event passed;
   };
   void grow(const CallContext& site, std::size_t bytes, const Stream& stream);
-  std::unique_ptr<FusionMemory> allocate(const CallContext& site, std::size_t wanted_bytes, std::size_t needed_bytes);
+  std::unique_ptr<FusionMemory> allocate(const CallContext& site, std::size_t wanted_bytes,
+                                         std::size_t needed_bytes);
 
   const std::size_t threshold_bytes_;
   const Registration registration_;
@@ -119,7 +130,8 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   std::shared_ptr<void> lend(std::size_t bytes);
   /// Returns whether these bytes lie in one of the blocks that are out.
   [[nodiscard]] bool has(const void* begin, std::size_t bytes) const;
-  /// Nothing is lent any more. `free`: whether the device comes to rest; otherwise the memory is given up.
+  /// Nothing is lent any more. `free`: whether the device comes to rest; otherwise the memory is
+  /// given up.
   void close(bool free) noexcept;
 
  private:

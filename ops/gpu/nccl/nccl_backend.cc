@@ -22,11 +22,13 @@ namespace {
 std::vector<PoisonItem> outputs_of(const Batch& batch) {
   const BatchTraits& traits = batch.traits;
   const ProcessSetInfo& set = *traits.set;
-  const bool is_root = traits.kind == OpKind::Broadcast && traits.root == set.ranks.at(static_cast<std::size_t>(set.rank));
+  const bool is_root = traits.kind == OpKind::Broadcast &&
+                       traits.root == set.ranks.at(static_cast<std::size_t>(set.rank));
   std::vector<PoisonItem> outputs;
   for (const BatchMember& member : batch.members) {
     if (is_root && member.output == member.input) continue;
-    if (const std::size_t bytes = bytes_of(traits, output_count(traits, member)); bytes != 0) outputs.push_back({member.output, bytes});
+    if (const std::size_t bytes = bytes_of(traits, output_count(traits, member)); bytes != 0)
+      outputs.push_back({member.output, bytes});
   }
   return outputs;
 }
@@ -57,10 +59,12 @@ class NcclExecution : public Execution {
       for (const auto& communicator : communicators_) communicator->check_async(site_);
       const CudaCode code = completion_.query();
       if (code == CudaCode::NotReady) return Progress::Idle;
-      // Not always the batch's own fault: an error of any kernel of the process surfaces in whatever call comes next.
+      // Not always the batch's own fault: an error of any kernel of the process surfaces in
+      // whatever call comes next.
       check(site_, code, "cudaEventQuery (or an earlier kernel of this process)");
       if (!communicators_.empty() && all_->mark().is_set())
-        fail(site_, "an NCCL collective", "another rank has aborted its communicators, and may have left this one's half done");
+        fail(site_, "an NCCL collective",
+             "another rank has aborted its communicators, and may have left this one's half done");
     } catch (...) {
       all_->refuse();
       throw;
@@ -73,11 +77,13 @@ class NcclExecution : public Execution {
   [[nodiscard]] bool is_enqueued() const override { return true; }  // by `launched`
 
  private:
-  /// Last of all: after an abort the outputs are NaN, for whoever's stream goes on when it has happened.
+  /// Last of all: after an abort the outputs are NaN, for whoever's stream goes on when it has
+  /// happened.
   void distrust_results(const LaunchContext& context) const {
     const std::vector<PoisonItem> outputs = outputs_of(batch_);
     if (outputs.empty()) return;
-    const PoisonJob job{.items = outputs, .mark = all_->mark().get(site_), .dtype = batch_.traits.dtype};
+    const PoisonJob job{
+        .items = outputs, .mark = all_->mark().get(site_), .dtype = batch_.traits.dtype};
     check(site_, site_.table->poison(job, context.stream.get()), "launch_poison");
   }
 
@@ -90,7 +96,9 @@ class NcclExecution : public Execution {
   bool done_ = false;
 };
 
-int global_rank(const ProcessSetInfo& set) { return set.ranks.at(static_cast<std::size_t>(set.rank)); }
+int global_rank(const ProcessSetInfo& set) {
+  return set.ranks.at(static_cast<std::size_t>(set.rank));
+}
 
 /// The ranks of the set that take part: those that have not joined.
 ProcessSetInfo those_present(const Batch& batch) {
@@ -100,9 +108,10 @@ ProcessSetInfo those_present(const Batch& batch) {
   return {set.id, batch.ranks, static_cast<int>(place - batch.ranks.begin())};
 }
 
-/// The ranks on the host of `ranks[self]`, and those of the same place on every host; none if that makes no two levels.
-std::optional<std::pair<std::vector<int>, std::vector<int>>> levels_of(const std::vector<int>& ranks, int self,
-                                                                       const std::vector<int>& host_of_rank) {
+/// The ranks on the host of `ranks[self]`, and those of the same place on every host; none if that
+/// makes no two levels.
+std::optional<std::pair<std::vector<int>, std::vector<int>>> levels_of(
+    const std::vector<int>& ranks, int self, const std::vector<int>& host_of_rank) {
   if (host_of_rank.empty()) return std::nullopt;
   std::map<int, std::vector<int>> by_host;
   const auto host_of = [&](int rank) { return host_of_rank.at(static_cast<std::size_t>(rank)); };
@@ -110,8 +119,11 @@ std::optional<std::pair<std::vector<int>, std::vector<int>>> levels_of(const std
   const int rank = ranks.at(static_cast<std::size_t>(self));
   const auto& here = by_host.at(host_of(rank));
   const auto as_many = [&](const auto& host) { return host.second.size() == here.size(); };
-  if (by_host.size() < 2 || here.size() < 2 || !std::all_of(by_host.begin(), by_host.end(), as_many)) return std::nullopt;
-  const auto place = static_cast<std::size_t>(std::find(here.begin(), here.end(), rank) - here.begin());
+  if (by_host.size() < 2 || here.size() < 2 ||
+      !std::all_of(by_host.begin(), by_host.end(), as_many))
+    return std::nullopt;
+  const auto place =
+      static_cast<std::size_t>(std::find(here.begin(), here.end(), rank) - here.begin());
   std::vector<int> across;
   for (const auto& [host, theirs] : by_host) across.push_back(theirs[place]);
   std::sort(across.begin(), across.end());
@@ -122,7 +134,9 @@ std::optional<std::pair<std::vector<int>, std::vector<int>>> levels_of(const std
 int local_root(const BatchTraits& traits) {
   const auto& ranks = traits.set->ranks;
   const auto found = std::find(ranks.begin(), ranks.end(), traits.root);
-  if (found == ranks.end()) throw InvalidArgument(formatted("broadcast: root rank {} is not in the process set", traits.root));
+  if (found == ranks.end())
+    throw InvalidArgument(
+        formatted("broadcast: root rank {} is not in the process set", traits.root));
   return static_cast<int>(found - ranks.begin());
 }
 
@@ -135,13 +149,16 @@ std::vector<std::string_view> names_of(const Batch& batch) {
 /// For profilers: "hvd allreduce 'layer0' and 7 more".
 std::string text_of(const Batch& batch) {
   if (batch.members.empty()) return formatted("hvd {}", name_of(batch.traits.kind));
-  const std::string more = batch.members.size() > 1 ? formatted(" and {} more", batch.members.size() - 1) : std::string();
+  const std::string more = batch.members.size() > 1
+                               ? formatted(" and {} more", batch.members.size() - 1)
+                               : std::string();
   return formatted("hvd {} '{}'{}", name_of(batch.traits.kind), batch.members.front().name, more);
 }
 
 }  // namespace
 
-NcclBackend::NcclBackend(const GpuApi& table, int device, UniqueIdExchange exchange, NcclOptions options)
+NcclBackend::NcclBackend(const GpuApi& table, int device, UniqueIdExchange exchange,
+                         NcclOptions options)
     : table_(table),
       device_(device),
       fusion_threshold_bytes_(options.fusion_threshold_bytes),
@@ -152,24 +169,29 @@ NcclBackend::NcclBackend(const GpuApi& table, int device, UniqueIdExchange excha
       host_of_rank_(options.host_of_rank),
       remark_(options.remark),
       sums_only_(options.sums_only || registration_ == Registration::Window),
-      communicators_(std::make_shared<Communicators>(table, device, options.patience, options.abort_word)),
+      communicators_(
+          std::make_shared<Communicators>(table, device, options.patience, options.abort_word)),
       lent_(std::make_shared<LentMemory>(table, device)) {
-  for (int track = 0; track < std::max(options.streams, 1); ++track) tracks_.push_back(std::make_unique<Track>());
+  for (int track = 0; track < std::max(options.streams, 1); ++track)
+    tracks_.push_back(std::make_unique<Track>());
 }
 
 NcclBackend::~NcclBackend() {
   const bool rested = communicators_->failed() || comes_to_rest();
-  if (!rested) communicators_->refuse();  // so that what the device has not done yet is trusted by nobody
+  // so that what the device has not done yet is trusted by nobody
+  if (!rested) communicators_->refuse();
   if (registration_ == Registration::Window && !communicators_->failed()) {
     const DeviceGuard guard(table_, device_);
-    for (const auto& track : tracks_) track->fusion.clear();  // while there are communicators to tell
+    // while there are communicators to tell
+    for (const auto& track : tracks_) track->fusion.clear();
   }
   communicators_->end();
   const bool rests = rested && comes_to_rest();
   lent_->close(rests);
   communicators_->mark().close(rests);
   const auto is_used = [](const auto& track) { return track->stream.get() != nullptr; };
-  if (std::none_of(tracks_.begin(), tracks_.end(), is_used)) return;  // a process without GPU tensors never touches its GPU
+  // a process without GPU tensors never touches its GPU
+  if (std::none_of(tracks_.begin(), tracks_.end(), is_used)) return;
   const DeviceGuard guard(table_, device_);
   for (const auto& track : tracks_)
     for (auto& [ranks, fusion] : track->fusion)
@@ -183,17 +205,22 @@ bool NcclBackend::abort() noexcept {
 }
 
 bool NcclBackend::supports(const BatchTraits& traits) const {
-  return traits.device.kind == DeviceKind::Cuda && (!takes_ || takes_(*traits.set)) && moves_or_reduces(traits, reducible);
+  return traits.device.kind == DeviceKind::Cuda && (!takes_ || takes_(*traits.set)) &&
+         moves_or_reduces(traits, reducible);
 }
 
 std::shared_ptr<void> NcclBackend::allocate(const BatchTraits& traits, std::size_t bytes) {
-  const bool gains = registration_ == Registration::None && traits.set->ranks.size() > 1 && traits.device.index == device_;
+  const bool gains = registration_ == Registration::None && traits.set->ranks.size() > 1 &&
+                     traits.device.index == device_;
   return gains ? lent_->lend(bytes) : nullptr;
 }
 
 std::unique_ptr<Execution> NcclBackend::launch(Batch batch) {
   auto names = names_of(batch);
-  const CallContext site{.table = &table_, .rank = global_rank(*batch.traits.set), .device = device_, .tensors = names};
+  const CallContext site{.table = &table_,
+                         .rank = global_rank(*batch.traits.set),
+                         .device = device_,
+                         .tensors = names};
   communicators_->require_alive(site);  // a rank alone asks for none
   try {
     const DeviceGuard guard(site);
@@ -218,11 +245,16 @@ LaunchContext NcclBackend::launch_context_of(const CallContext& site, const Batc
   const int self = present.ranks.at(static_cast<std::size_t>(present.rank));
   const auto connect = [&](const std::vector<int>& ranks) {
     const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), self) - ranks.begin());
-    const auto exchange = [&](std::vector<std::byte> mine) { return exchange_({present.id, ranks, rank}, std::move(mine)); };
-    return CommGroup{communicators_->of(site, ranks, rank, static_cast<int>(number), exchange), static_cast<int>(ranks.size()), rank};
+    const auto exchange = [&](std::vector<std::byte> mine) {
+      return exchange_({present.id, ranks, rank}, std::move(mine));
+    };
+    return CommGroup{communicators_->of(site, ranks, rank, static_cast<int>(number), exchange),
+                     static_cast<int>(ranks.size()), rank};
   };
   const auto sharers = registration_ == Registration::Window ? present.ranks : std::vector<int>();
-  FusionBuffer& fusion = track.fusion.try_emplace(sharers, fusion_threshold_bytes_, registration_, remark_).first->second;
+  FusionBuffer& fusion =
+      track.fusion.try_emplace(sharers, fusion_threshold_bytes_, registration_, remark_)
+          .first->second;
   LaunchContext context{{nullptr, static_cast<int>(present.ranks.size()), present.rank},
                         site,
                         track.stream,
@@ -233,7 +265,8 @@ LaunchContext NcclBackend::launch_context_of(const CallContext& site, const Batc
                         std::nullopt};
   const bool sums = batch.traits.kind == OpKind::Allreduce;
   if (sums && batch.traits.set->ranks.size() == 1) return context;
-  if (const auto levels = sums ? levels_of(present.ranks, present.rank, host_of_rank_) : std::nullopt) {
+  if (const auto levels =
+          sums ? levels_of(present.ranks, present.rank, host_of_rank_) : std::nullopt) {
     context.levels = {connect(levels->first), connect(levels->second)};
   } else {
     static_cast<CommGroup&>(context) = connect(present.ranks);
@@ -247,14 +280,17 @@ void NcclBackend::enqueue(const LaunchContext& context, const Batch& batch) {
   for (const BatchMember& member : batch.members) {
     if (member.ready_event == nullptr || member.ready_event == last) continue;
     last = member.ready_event;
-    check(site, table_.stream_wait_event(context.stream.get(), static_cast<CudaEvent*>(last)), "cudaStreamWaitEvent");
+    check(site, table_.stream_wait_event(context.stream.get(), static_cast<CudaEvent*>(last)),
+          "cudaStreamWaitEvent");
   }
   std::vector<Piece> pieces;
   for (const BatchMember& member : batch.members)
-    pieces.push_back({member.input, member.output, member.count, member.padded, member.counts, member.sends});
+    pieces.push_back(
+        {member.input, member.output, member.count, member.padded, member.counts, member.sends});
   const BatchTraits& traits = batch.traits;
   const auto joined = static_cast<int>(traits.set->ranks.size()) - context.ranks;
-  const Reduction reduction{traits.dtype, traits.op, traits.prescale_factor, traits.postscale_factor, joined};
+  const Reduction reduction{traits.dtype, traits.op, traits.prescale_factor,
+                            traits.postscale_factor, joined};
   switch (traits.kind) {
     case OpKind::Allreduce:
       return enqueue_allreduce(context, reduction, pieces);
@@ -267,14 +303,16 @@ void NcclBackend::enqueue(const LaunchContext& context, const Batch& batch) {
     case OpKind::Allgather:
       return enqueue_allgather(context, traits.dtype, pieces);
     default:
-      throw InvalidArgument(formatted("NCCL backend: {} is not supported", name_of(batch.traits.kind)));
+      throw InvalidArgument(
+          formatted("NCCL backend: {} is not supported", name_of(batch.traits.kind)));
   }
 }
 
 /// Waits for what the streams still do, for a limited time; whether it has ended.
 bool NcclBackend::comes_to_rest() noexcept {
   bool rests = true;
-  for (const auto& track : tracks_) rests = gpu::comes_to_rest(table_, device_, track->stream, rest_limit_) && rests;
+  for (const auto& track : tracks_)
+    rests = gpu::comes_to_rest(table_, device_, track->stream, rest_limit_) && rests;
   return rests;
 }
 

@@ -49,15 +49,19 @@ bool is_wide(DataType type) { return type == DataType::Float32 || type == DataTy
 bool holds(DataType type, double value) {
   namespace scalar = kernels::scalar;
   const auto single = static_cast<float>(value);
-  if (type == DataType::Float16) return static_cast<double>(scalar::half_to_float(scalar::float_to_half(single))) == value;
+  if (type == DataType::Float16)
+    return static_cast<double>(scalar::half_to_float(scalar::float_to_half(single))) == value;
   return static_cast<double>(scalar::bfloat_to_float(scalar::float_to_bfloat(single))) == value;
 }
 
 /// Leaves to NCCL what it does while it sums.
 void premultiply(ReductionPlan& plan, int divisor, bool all_are_there) {
   const bool sums = plan.op == NcclOp::Sum || plan.op == NcclOp::Avg;
-  if (!sums || is_integer(plan.type) || plan.before.divisor > 1 || (plan.op == NcclOp::Avg && plan.before.none())) return;
-  const bool divides = plan.op == NcclOp::Avg || (plan.after.divisor > 1 && is_wide(plan.type) && all_are_there);
+  if (!sums || is_integer(plan.type) || plan.before.divisor > 1 ||
+      (plan.op == NcclOp::Avg && plan.before.none()))
+    return;
+  const bool divides =
+      plan.op == NcclOp::Avg || (plan.after.divisor > 1 && is_wide(plan.type) && all_are_there);
   const double factor = divides ? plan.before.factor / divisor : plan.before.factor;
   if (factor == 1 || (!is_wide(plan.type) && !holds(plan.type, factor))) return;
   plan.premultiplied = factor;
@@ -81,7 +85,8 @@ ReductionPlan plan_reduction(const Reduction& reduction, int ranks, NcclScales s
   plan.before.factor = reduction.prescale;
   plan.after.factor = reduction.postscale;
   const int divisor = ranks + reduction.joined;
-  const bool exact = !is_integer(plan.type) && std::has_single_bit(static_cast<unsigned>(ranks)) && reduction.joined == 0;
+  const bool exact = !is_integer(plan.type) && std::has_single_bit(static_cast<unsigned>(ranks)) &&
+                     reduction.joined == 0;
   if (average && divisor > 1) {
     if (exact && scales != NcclScales::Nothing) {
       plan.op = NcclOp::Avg;
@@ -91,7 +96,8 @@ ReductionPlan plan_reduction(const Reduction& reduction, int ranks, NcclScales s
       plan.after.divisor = divisor;
     }
   }
-  // By itself a rank multiplies in hvd's kernels: NCCL 2.28.9 leaves out the last of an odd number of float64 then.
+  // By itself a rank multiplies in hvd's kernels: NCCL 2.28.9 leaves out the last of an odd number
+  // of float64 then.
   if (scales == NcclScales::All && ranks > 1) premultiply(plan, divisor, reduction.joined == 0);
   return plan;
 }

@@ -11,8 +11,8 @@ namespace hvd::gpu {
 namespace {
 
 /// Exchanges a piece with the other ranks. `own`: is given this rank's own part.
-void exchange(const LaunchContext& context, const Piece& piece, std::size_t element, const std::optional<Group>& group,
-              std::vector<CopyItem>& own) {
+void exchange(const LaunchContext& context, const Piece& piece, std::size_t element,
+              const std::optional<Group>& group, std::vector<CopyItem>& own) {
   const auto& table = *context.site.table;
   const auto* from = static_cast<const std::byte*>(piece.input);
   auto* to = static_cast<std::byte*>(piece.output);
@@ -24,9 +24,14 @@ void exchange(const LaunchContext& context, const Piece& piece, std::size_t elem
       if (sent != 0) own.push_back({from, to, piece.sends[place]});
     } else {
       if (sent != 0)
-        move(context, "ncclSend", table.send(from, sent, NcclType::Uint8, rank, context.communicator->get(), context.stream.get()), group);
+        move(context, "ncclSend",
+             table.send(from, sent, NcclType::Uint8, rank, context.communicator->get(),
+                        context.stream.get()),
+             group);
       if (received != 0)
-        move(context, "ncclRecv", table.receive(to, received, NcclType::Uint8, rank, context.communicator->get(), context.stream.get()),
+        move(context, "ncclRecv",
+             table.receive(to, received, NcclType::Uint8, rank, context.communicator->get(),
+                           context.stream.get()),
              group);
     }
     from += sent;
@@ -62,12 +67,14 @@ Parts lay_out_parts(const std::vector<std::vector<Piece>>& parts, std::size_t el
   }
   made.equal = longest * parts.size() <= total + total / 4;
   made.starts.push_back(0);
-  for (const auto& layout : made.layouts) made.starts.push_back(made.starts.back() + (made.equal ? longest : layout.bytes));
+  for (const auto& layout : made.layouts)
+    made.starts.push_back(made.starts.back() + (made.equal ? longest : layout.bytes));
   return made;
 }
 
 /// Leaves in each rank's part of the buffer the sum of all ranks' values there.
-void reduce_parts(const LaunchContext& context, const ReductionPlan& plan, std::byte* buffer, const Parts& parts) {
+void reduce_parts(const LaunchContext& context, const ReductionPlan& plan, std::byte* buffer,
+                  const Parts& parts) {
   const std::size_t element = element_bytes(plan.wire);
   if (parts.equal) {
     std::byte* own = buffer + parts.starts[static_cast<std::size_t>(context.rank)];
@@ -80,7 +87,8 @@ void reduce_parts(const LaunchContext& context, const ReductionPlan& plan, std::
     if (parts.layouts[rank].bytes == 0) continue;
     std::byte* part = buffer + parts.starts[rank];
     move(context, "ncclReduce",
-         context.site.table->reduce(part, part, parts.layouts[rank].bytes / element, nccl_type(plan.wire), op.get(), static_cast<int>(rank),
+         context.site.table->reduce(part, part, parts.layouts[rank].bytes / element,
+                                    nccl_type(plan.wire), op.get(), static_cast<int>(rank),
                                     context.communicator->get(), context.stream.get()),
          group);
   }
@@ -105,31 +113,40 @@ void enqueue_alltoall(const LaunchContext& context, DataType dtype, std::span<co
   copy(context, own, dtype, dtype, {});
 }
 
-void enqueue_reducescatter(const LaunchContext& context, const Reduction& reduction, std::span<const Piece> pieces) {
+void enqueue_reducescatter(const LaunchContext& context, const Reduction& reduction,
+                           std::span<const Piece> pieces) {
   const auto full = [](const Piece& piece) { return piece.count != 0; };
   const auto fulls = std::count_if(pieces.begin(), pieces.end(), full);
   if (fulls == 0) return;
   const auto& first = *std::find_if(pieces.begin(), pieces.end(), full);
   const auto self = static_cast<std::size_t>(context.rank);
   ReductionPlan plan = context.plan(reduction);
-  // Where NCCL only sums, for switches: a division before the sum would need the input packed, and only Float16 may overflow without.
+  // Where NCCL only sums, for switches: a division before the sum would need the input packed, and
+  // only Float16 may overflow without.
   if (plan.type != DataType::Float16) plan.after.divisor *= std::exchange(plan.before.divisor, 1);
   if (fulls == 1 && equal_counts(first) && plan.wire == plan.type && plan.before.none()) {
     const std::int64_t count = first.counts[self] * plan.lanes;
-    context.in_order([&] { reduce_scatter(context, context, first.input, first.output, static_cast<std::size_t>(count), plan); });
+    context.in_order([&] {
+      reduce_scatter(context, context, first.input, first.output, static_cast<std::size_t>(count),
+                     plan);
+    });
     return scale(context, first.output, count, plan.type, plan.after);
   }
   std::vector<std::vector<Piece>> by_rank(static_cast<std::size_t>(context.ranks));
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
-    for (const Piece& piece : pieces) by_rank[rank].push_back(part_of(piece, rank, element_bytes(reduction.dtype)));
-  const Parts parts = lay_out_parts(by_rank, element_bytes(plan.wire) * static_cast<std::size_t>(plan.lanes));
-  std::byte* buffer = context.fusion.reserve(context.site, parts.starts.back(), context.stream, context.communicators());
+    for (const Piece& piece : pieces)
+      by_rank[rank].push_back(part_of(piece, rank, element_bytes(reduction.dtype)));
+  const Parts parts =
+      lay_out_parts(by_rank, element_bytes(plan.wire) * static_cast<std::size_t>(plan.lanes));
+  std::byte* buffer = context.fusion.reserve(context.site, parts.starts.back(), context.stream,
+                                             context.communicators());
   std::vector<CopyItem> packed;
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
     append_packing(packed, parts.layouts[rank], plan.lanes, buffer + parts.starts[rank]);
   copy(context, packed, plan.type, plan.wire, plan.before);
   context.in_order([&] { reduce_parts(context, plan, buffer, parts); });
-  unpack(context, parts.layouts[self], plan.lanes, buffer + parts.starts[self], plan.wire, plan.type, plan.after);
+  unpack(context, parts.layouts[self], plan.lanes, buffer + parts.starts[self], plan.wire,
+         plan.type, plan.after);
 }
 
 }  // namespace hvd::gpu

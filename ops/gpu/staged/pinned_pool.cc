@@ -11,12 +11,14 @@ namespace hvd::gpu {
 
 namespace {
 constexpr std::size_t kFirstSlab = std::size_t{32} << 20;
-constexpr std::size_t kLargestGrowth = std::size_t{128} << 20;  // registered memory takes pages at once
-constexpr std::size_t kPage = std::size_t{64} << 10;            // from here on the arena gives whole pages
+// registered memory takes pages at once
+constexpr std::size_t kLargestGrowth = std::size_t{128} << 20;
+// from here on the arena gives whole pages
+constexpr std::size_t kPage = std::size_t{64} << 10;
 }  // namespace
 
-PinnedPool::PinnedPool(const GpuApi& table, int device, std::shared_ptr<Arena> arena, std::shared_ptr<void> owner, Remark refused,
-                       std::chrono::milliseconds limit)
+PinnedPool::PinnedPool(const GpuApi& table, int device, std::shared_ptr<Arena> arena,
+                       std::shared_ptr<void> owner, Remark refused, std::chrono::milliseconds limit)
     : table_(table),
       device_(device),
       arena_(std::move(arena)),
@@ -26,10 +28,11 @@ PinnedPool::PinnedPool(const GpuApi& table, int device, std::shared_ptr<Arena> a
 
 PinnedPool::~PinnedPool() {
   for (Slab& slab : slabs_) {
-    const bool is_over = within(limit_, [&table = table_, device = device_, base = slab.base, owner = owner_] {
-      const DeviceGuard guard(table, device);
-      table.host_unregister(base);
-    });
+    const bool is_over =
+        within(limit_, [&table = table_, device = device_, base = slab.base, owner = owner_] {
+          const DeviceGuard guard(table, device);
+          table.host_unregister(base);
+        });
     if (is_over) arena_->free(slab.base);
   }
 }
@@ -63,7 +66,9 @@ bool PinnedPool::grow(std::size_t bytes) {
 
 void PinnedPool::free(std::byte* block) noexcept {
   const std::lock_guard lock(mutex_);
-  const auto slab = std::find_if(slabs_.begin(), slabs_.end(), [&](const Slab& candidate) { return candidate.blocks->contains(block); });
+  const auto slab = std::find_if(slabs_.begin(), slabs_.end(), [&](const Slab& candidate) {
+    return candidate.blocks->contains(block);
+  });
   slab->blocks->free(block);
 }
 

@@ -1,13 +1,16 @@
 #pragma once
-/// A PinnedPool is host memory that a GPU copies from and to by itself: slabs from this rank's arena, each registered with CUDA once
-/// (cudaHostRegister) and handed out in blocks. From memory that is not registered CUDA copies by way of a small buffer of its own, on the
-/// calling thread, at a fraction of the rate.
+/// A PinnedPool is host memory that a GPU copies from and to by itself: slabs from this rank's
+/// arena, each registered with CUDA once (cudaHostRegister) and handed out in blocks. From memory
+/// that is not registered CUDA copies by way of a small buffer of its own, on the calling thread,
+/// at a fraction of the rate.
 ///
-/// Whole slabs, which only this pool uses, and not the arena where a block happens to lie: a copy of memory that is registered in part is
-/// refused, and other users of the arena give pages back to the system, while a registration goes on naming those that it has found.
-/// Slabs stay until the end. Where CUDA registers none, or the arena has no room, there is no block.
+/// Whole slabs, which only this pool uses, and not the arena where a block happens to lie: a copy
+/// of memory that is registered in part is refused, and other users of the arena give pages back to
+/// the system, while a registration goes on naming those that it has found. Slabs stay until the
+/// end. Where CUDA registers none, or the arena has no room, there is no block.
 ///
-/// Any thread may use it. It owns the slabs and their registrations, and keeps the memory that they lie in. It never fails.
+/// Any thread may use it. It owns the slabs and their registrations, and keeps the memory that they
+/// lie in. It never fails.
 // Tested in tests/ops/gpu/staged/staged_backend_test.cc, tests/gpu/staged_gpu_test.cc
 
 #include <chrono>
@@ -24,10 +27,12 @@ namespace hvd::gpu {
 class PinnedPool {
  public:
   static constexpr std::chrono::milliseconds kLimit{10'000};
-  /// `owner`: what the arena's memory lives by; may be null. `limit`: how long the destructor waits for CUDA to let go of a slab, which may
-  /// wait for the device; one that it does not let go of stays, with the memory that it lies in, until the process ends. `refused` is told
-  /// why CUDA registers nothing, if it does not; may be empty.
-  PinnedPool(const GpuApi& table, int device, std::shared_ptr<Arena> arena, std::shared_ptr<void> owner, Remark refused = {},
+  /// `owner`: what the arena's memory lives by; may be null. `limit`: how long the destructor waits
+  /// for CUDA to let go of a slab, which may wait for the device; one that it does not let go of
+  /// stays, with the memory that it lies in, until the process ends. `refused` is told why CUDA
+  /// registers nothing, if it does not; may be empty.
+  PinnedPool(const GpuApi& table, int device, std::shared_ptr<Arena> arena,
+             std::shared_ptr<void> owner, Remark refused = {},
              std::chrono::milliseconds limit = kLimit);
   ~PinnedPool();
   PinnedPool(const PinnedPool&) = delete;

@@ -26,7 +26,9 @@ BatchTraits on_host(const BatchTraits& traits) {
 }
 
 void tell_refused(const std::string& why) {
-  log(LogLevel::Info, "staged GPU tensors go through memory that is not registered with CUDA, which is slower: {}", why);
+  log(LogLevel::Info,
+      "staged GPU tensors go through memory that is not registered with CUDA, which is slower: {}",
+      why);
 }
 
 class StagedExecution : public Execution {
@@ -40,8 +42,13 @@ class StagedExecution : public Execution {
     CudaEvent* ready;  ///< what the output's stream had to do before the operation; null: nothing
   };
 
-  StagedExecution(StagedBackend& backend, std::vector<std::string_view> names, std::vector<Output> outputs)
-      : backend_(backend), names_(std::move(names)), site_(backend.site(names_)), outputs_(std::move(outputs)), completion_(site_) {}
+  StagedExecution(StagedBackend& backend, std::vector<std::string_view> names,
+                  std::vector<Output> outputs)
+      : backend_(backend),
+        names_(std::move(names)),
+        site_(backend.site(names_)),
+        outputs_(std::move(outputs)),
+        completion_(site_) {}
 
   void run(std::unique_ptr<Execution> host) { host_ = std::move(host); }
 
@@ -62,7 +69,10 @@ class StagedExecution : public Execution {
     host_.reset();
     return Progress::Done;
   }
-  [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> copying_out_since() const override { return since_; }
+  [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> copying_out_since()
+      const override {
+    return since_;
+  }
 
  private:
   void copy_back() {
@@ -71,8 +81,12 @@ class StagedExecution : public Execution {
     for (const Output& output : outputs_) {
       if (output.bytes == 0) continue;
       if (output.ready != nullptr)
-        check(site_, site_.table->stream_wait_event(backend_.stream().get(), output.ready), "cudaStreamWaitEvent");
-      check(site_, site_.table->memcpy_async(output.to, output.from.get(), output.bytes, backend_.stream().get()), "cudaMemcpyAsync");
+        check(site_, site_.table->stream_wait_event(backend_.stream().get(), output.ready),
+              "cudaStreamWaitEvent");
+      check(site_,
+            site_.table->memcpy_async(output.to, output.from.get(), output.bytes,
+                                      backend_.stream().get()),
+            "cudaMemcpyAsync");
     }
     completion_.record(site_, backend_.stream());
     copying_ = true;
@@ -91,7 +105,8 @@ class StagedExecution : public Execution {
 
 }  // namespace
 
-StagedBackend::StagedBackend(const GpuApi& table, int rank, int device, std::vector<Backend*> host, std::shared_ptr<Arena> arena, int index,
+StagedBackend::StagedBackend(const GpuApi& table, int rank, int device, std::vector<Backend*> host,
+                             std::shared_ptr<Arena> arena, int index,
                              std::function<bool()> interrupted, std::shared_ptr<void> memory)
     : table_(table),
       rank_(rank),
@@ -107,15 +122,21 @@ StagedBackend::~StagedBackend() { arena_->free(guard_); }
 
 Backend* StagedBackend::host_backend(const BatchTraits& traits) const {
   const BatchTraits wanted = on_host(traits);
-  const auto found = std::find_if(host_.begin(), host_.end(), [&](const Backend* backend) { return backend->supports(wanted); });
+  const auto found = std::find_if(host_.begin(), host_.end(), [&](const Backend* backend) {
+    return backend->supports(wanted);
+  });
   return found == host_.end() ? nullptr : *found;
 }
 
 StagedBackend::HostBlock StagedBackend::host_block(std::size_t bytes) const {
-  if (std::byte* const block = pinned_->allocate(bytes)) return {{block, [pool = pinned_](std::byte* taken) { pool->free(taken); }}, true};
-  if (std::byte* const block = arena_->try_allocate(bytes)) return {{block, [arena = arena_](std::byte* taken) { arena->free(taken); }}};
-  constexpr std::align_val_t kLine{64};  // the arena is full: the backend for host tensors copies once more
-  return {{static_cast<std::byte*>(::operator new(bytes, kLine)), [](std::byte* taken) { ::operator delete(taken, kLine); }}};
+  if (std::byte* const block = pinned_->allocate(bytes))
+    return {{block, [pool = pinned_](std::byte* taken) { pool->free(taken); }}, true};
+  if (std::byte* const block = arena_->try_allocate(bytes))
+    return {{block, [arena = arena_](std::byte* taken) { arena->free(taken); }}};
+  // the arena is full: the backend for host tensors copies once more
+  constexpr std::align_val_t kLine{64};
+  return {{static_cast<std::byte*>(::operator new(bytes, kLine)),
+           [](std::byte* taken) { ::operator delete(taken, kLine); }}};
 }
 
 /// Returns when the stream has done what it was given.
@@ -125,15 +146,18 @@ void StagedBackend::pass(const CallContext& site, const Stream& stream) const {
   auto pause = std::chrono::microseconds(0);
   for (;;) {
     const CudaCode code = passed.query();
-    if (code != CudaCode::NotReady) return check(site, code, "cudaEventQuery (or an earlier kernel of this process)");
-    if (interrupted_ && interrupted_()) fail(site, "the copy to the host", "given up, because the world has failed meanwhile");
+    if (code != CudaCode::NotReady)
+      return check(site, code, "cudaEventQuery (or an earlier kernel of this process)");
+    if (interrupted_ && interrupted_())
+      fail(site, "the copy to the host", "given up, because the world has failed meanwhile");
     std::this_thread::sleep_for(pause);
     pause = std::min(pause + std::chrono::microseconds(5), std::chrono::microseconds(200));
   }
 }
 
 /// Returns when the tensor is on the host.
-void StagedBackend::fetch(const CallContext& site, const BatchMember& member, const HostBlock& to, std::size_t bytes) {
+void StagedBackend::fetch(const CallContext& site, const BatchMember& member, const HostBlock& to,
+                          std::size_t bytes) {
   const DeviceGuard guard(site);
   std::unique_ptr<Stream> stream;
   {
@@ -148,10 +172,14 @@ void StagedBackend::fetch(const CallContext& site, const BatchMember& member, co
     stream->create(site);
   }
   if (member.ready_event != nullptr) {
-    check(site, table_.stream_wait_event(stream->get(), static_cast<CudaEvent*>(member.ready_event)), "cudaStreamWaitEvent");
-    if (!to.pinned) pass(site, *stream);  // here, where the wait can be given up: such a copy blocks until its turn has come
+    check(site,
+          table_.stream_wait_event(stream->get(), static_cast<CudaEvent*>(member.ready_event)),
+          "cudaStreamWaitEvent");
+    // here, where the wait can be given up: such a copy blocks until its turn has come
+    if (!to.pinned) pass(site, *stream);
   }
-  check(site, table_.memcpy_async(to.memory.get(), member.input, bytes, stream->get()), "cudaMemcpyAsync");
+  check(site, table_.memcpy_async(to.memory.get(), member.input, bytes, stream->get()),
+        "cudaMemcpyAsync");
   pass(site, *stream);
   const std::lock_guard lock(mutex_);
   idle_.push_back(std::move(stream));
@@ -201,12 +229,16 @@ std::unique_ptr<Execution> StagedBackend::launch(Batch batch) {
     names.push_back(member.name);
     std::uint64_t& mine = member.locations.at(index_);
     Held held = take(mine);
-    if (held.block == nullptr) fail(site(std::span(&names.back(), 1)), "a staged batch", "a tensor was launched that was never prepared");
+    if (held.block == nullptr)
+      fail(site(std::span(&names.back(), 1)), "a staged batch",
+           "a tensor was launched that was never prepared");
     mine = held.location;
     const std::size_t bytes = bytes_of(traits, output_count(traits, member));
     auto output = is_pulled(traits.kind) ? host_block(bytes).memory : held.block;
-    const bool has_it = traits.kind == OpKind::Broadcast && traits.root == rank_ && member.output == member.input;
-    outputs.push_back({output, held.block, member.output, has_it ? 0 : bytes, static_cast<CudaEvent*>(member.ready_event)});
+    const bool has_it =
+        traits.kind == OpKind::Broadcast && traits.root == rank_ && member.output == member.input;
+    outputs.push_back({output, held.block, member.output, has_it ? 0 : bytes,
+                       static_cast<CudaEvent*>(member.ready_event)});
     member.input = held.block.get();
     member.output = output.get();
     member.ready_event = nullptr;

@@ -1,13 +1,15 @@
 #pragma once
-/// StagedBackend is the Backend (hvd/backend.h) that does for GPU tensors what the others for GPUs cannot: Adasum, and every operation of
-/// ranks that share a GPU in a way that neither NCCL nor CUDA IPC allows. A tensor is copied to host memory when it is submitted, travels
-/// there like any host tensor, with the same results, and is copied back. The price is that the submitting thread waits until the tensor is
-/// there, and that every byte crosses to the host and back.
+/// StagedBackend is the Backend (hvd/backend.h) that does for GPU tensors what the others for GPUs
+/// cannot: Adasum, and every operation of ranks that share a GPU in a way that neither NCCL nor
+/// CUDA IPC allows. A tensor is copied to host memory when it is submitted, travels there like any
+/// host tensor, with the same results, and is copied back. The price is that the submitting thread
+/// waits until the tensor is there, and that every byte crosses to the host and back.
 ///
-/// What it copies to and from is registered with CUDA (pinned_pool.h) as long as that and the arena give such memory.
+/// What it copies to and from is registered with CUDA (pinned_pool.h) as long as that and the arena
+/// give such memory.
 ///
-/// Its threads are those that Backend names. It owns the host blocks, its streams, and nothing else: the host's backends and the arena
-/// belong to the world. It fails with BackendError.
+/// Its threads are those that Backend names. It owns the host blocks, its streams, and nothing
+/// else: the host's backends and the arena belong to the world. It fails with BackendError.
 
 #include <cstddef>
 #include <functional>
@@ -28,10 +30,12 @@ namespace hvd::gpu {
 
 class StagedBackend final : public Backend {
  public:
-  /// `host`: the backends for host tensors, in the order in which they are asked. `index`: this rank's in the domain. `interrupted`: true
-  /// once the world has failed, which ends every wait; may be empty. `memory`: what the arena's memory lives by; may be null.
-  StagedBackend(const GpuApi& table, int rank, int device, std::vector<Backend*> host, std::shared_ptr<Arena> arena, int index,
-                std::function<bool()> interrupted, std::shared_ptr<void> memory = nullptr);
+  /// `host`: the backends for host tensors, in the order in which they are asked. `index`: this
+  /// rank's in the domain. `interrupted`: true once the world has failed, which ends every wait;
+  /// may be empty. `memory`: what the arena's memory lives by; may be null.
+  StagedBackend(const GpuApi& table, int rank, int device, std::vector<Backend*> host,
+                std::shared_ptr<Arena> arena, int index, std::function<bool()> interrupted,
+                std::shared_ptr<void> memory = nullptr);
   ~StagedBackend() override;
 
   std::string_view name() const override { return "staged"; }
@@ -64,7 +68,8 @@ class StagedBackend final : public Backend {
   [[nodiscard]] Backend* host_backend(const BatchTraits& traits) const;
   [[nodiscard]] Held take(std::uint64_t location);
   void pass(const CallContext& site, const Stream& stream) const;
-  void fetch(const CallContext& site, const BatchMember& member, const HostBlock& to, std::size_t bytes);
+  void fetch(const CallContext& site, const BatchMember& member, const HostBlock& to,
+             std::size_t bytes);
 
   const GpuApi& table_;
   const int rank_;

@@ -21,7 +21,8 @@ std::size_t rounded(std::size_t bytes) {
 }
 }  // namespace
 
-Arena::Arena(std::span<std::byte> memory, std::function<bool()> has_failed) : memory_(memory), has_failed_(std::move(has_failed)) {
+Arena::Arena(std::span<std::byte> memory, std::function<bool()> has_failed)
+    : memory_(memory), has_failed_(std::move(has_failed)) {
   insert_free(0, memory.size());
 }
 
@@ -32,14 +33,17 @@ void Arena::insert_free(std::size_t offset, std::size_t bytes) {
 
 void Arena::erase_free(std::map<std::size_t, std::size_t>::iterator block) {
   auto [first, last] = free_by_size_.equal_range(block->second);
-  free_by_size_.erase(std::find_if(first, last, [&](const auto& entry) { return entry.second == block->first; }));
+  free_by_size_.erase(
+      std::find_if(first, last, [&](const auto& entry) { return entry.second == block->first; }));
   free_by_offset_.erase(block);
 }
 
 std::byte* Arena::allocate(std::size_t bytes) {
   if (std::byte* block = try_allocate(bytes); block != nullptr) return block;
   if (is_over()) throw BackendError("shared memory: the world has failed");
-  throw BackendError(formatted("shared memory: no room for {} bytes among the {} reserved; raise HVD_ARENA_BYTES", bytes, memory_.size()));
+  throw BackendError(
+      formatted("shared memory: no room for {} bytes among the {} reserved; raise HVD_ARENA_BYTES",
+                bytes, memory_.size()));
 }
 
 std::byte* Arena::try_allocate(std::size_t bytes) {
@@ -47,7 +51,8 @@ std::byte* Arena::try_allocate(std::size_t bytes) {
   const std::size_t wanted = rounded(bytes);
   const std::size_t alignment = wanted >= kPagedFrom ? kPage : kLine;
   const std::lock_guard lock(mutex_);
-  // Best fit. A block may lose up to a page to alignment, so the first that is large enough may still not do.
+  // Best fit. A block may lose up to a page to alignment, so the first that is large enough may
+  // still not do.
   for (auto entry = free_by_size_.lower_bound(wanted); entry != free_by_size_.end(); ++entry) {
     const auto block = free_by_offset_.find(entry->second);
     const std::size_t begin = block->first;

@@ -29,13 +29,15 @@ Overflow::Overflow(std::vector<pid_t> processes, int self, std::function<bool()>
 Overflow::Segment& Overflow::add_segment(std::size_t bytes) {
   const std::size_t needed = (bytes + kSegmentUnit - 1) / kSegmentUnit * kSegmentUnit;
   std::size_t wanted = std::max(needed, kLeastSegment);
-  for (const auto& segment : segments_) wanted = std::max(wanted, 2 * segment.mapping->bytes().size());
+  for (const auto& segment : segments_)
+    wanted = std::max(wanted, 2 * segment.mapping->bytes().size());
   const auto make = [](std::size_t size) {
     Segment made;
     made.file = make_shared_file("hvd-overflow", size);
     made.mapping = map_file(made.file, size);
     made.blocks = std::make_unique<Arena>(made.mapping->bytes());
-    if (made.file.get() >= kMostDescriptors) throw BackendError("shared memory: this process has too many open files");
+    if (made.file.get() >= kMostDescriptors)
+      throw BackendError("shared memory: this process has too many open files");
     return made;
   };
   try {
@@ -50,18 +52,23 @@ Overflow::Segment& Overflow::add_segment(std::size_t bytes) {
 std::uint64_t Overflow::allocate(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto word = [](const Segment& segment, const std::byte* block) {
-    return static_cast<std::uint64_t>(segment.file.get()) << kPlaceBits | segment.blocks->offset(block) / kPlaceUnit;
+    return static_cast<std::uint64_t>(segment.file.get()) << kPlaceBits |
+           segment.blocks->offset(block) / kPlaceUnit;
   };
   for (const auto& segment : segments_)
-    if (const std::byte* const block = segment.blocks->try_allocate(bytes); block != nullptr) return word(segment, block);
+    if (const std::byte* const block = segment.blocks->try_allocate(bytes); block != nullptr)
+      return word(segment, block);
   const Segment& fresh = add_segment(bytes);
   return word(fresh, fresh.blocks->allocate(bytes));
 }
 
 Overflow::Segment& Overflow::segment_of(std::uint64_t word) {
-  const auto is_it = [&](const Segment& segment) { return segment.file.get() == segment_descriptor(word); };
+  const auto is_it = [&](const Segment& segment) {
+    return segment.file.get() == segment_descriptor(word);
+  };
   const auto found = std::find_if(segments_.begin(), segments_.end(), is_it);
-  if (found == segments_.end()) throw BackendError("shared memory: a block of a segment that this rank does not have");
+  if (found == segments_.end())
+    throw BackendError("shared memory: a block of a segment that this rank does not have");
   return *found;
 }
 
@@ -76,7 +83,8 @@ std::byte* Overflow::address(int index, std::uint64_t word) {
   const std::lock_guard lock(mutex_);
   if (index == self_) return segment_of(word).blocks->at(segment_offset(word));
   auto& mapping = others_[{index, segment_descriptor(word)}];
-  const pid_t owner = processes_.empty() ? ::getpid() : processes_.at(static_cast<std::size_t>(index));
+  const pid_t owner =
+      processes_.empty() ? ::getpid() : processes_.at(static_cast<std::size_t>(index));
   if (!mapping) mapping = map_ticket({owner, segment_descriptor(word), 0});
   return mapping->bytes().data() + segment_offset(word);
 }

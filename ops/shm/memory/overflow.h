@@ -1,12 +1,14 @@
 #pragma once
-/// Blocks for staging that the arena has no room for: in segments of shared memory that are made when they are needed and stay, each as
-/// large as all before together. A block is known by a word that any rank of the domain can follow: the owner's descriptor of the segment,
-/// and where the block begins in it; whoever follows it first maps the segment through /proc.
+/// Blocks for staging that the arena has no room for: in segments of shared memory that are made
+/// when they are needed and stay, each as large as all before together. A block is known by a word
+/// that any rank of the domain can follow: the owner's descriptor of the segment, and where the
+/// block begins in it; whoever follows it first maps the segment through /proc.
 ///
 ///     bits 36 to 58   descriptor of the segment in the process of its owner
 ///     bits  0 to 35   where the block begins, in units of 64 bytes
 ///
-/// Any thread. Owns the segments, and the mappings of the others'. Fails with BackendError carrying the system's words.
+/// Any thread. Owns the segments, and the mappings of the others'. Fails with BackendError carrying
+/// the system's words.
 // Tested in tests/ops/shm/arena_test.cc, tests/ops/shm/shared_memory_test.cc
 
 #include <sys/types.h>
@@ -27,8 +29,9 @@ namespace hvd {
 
 class Overflow {
  public:
-  /// `processes`: of the ranks of the domain, by index; empty where all are of this process. `self`: this rank's index.
-  /// `has_failed`: whether the world has. Then nothing is handed out a second time, as in the arena.
+  /// `processes`: of the ranks of the domain, by index; empty where all are of this process.
+  /// `self`: this rank's index. `has_failed`: whether the world has. Then nothing is handed out a
+  /// second time, as in the arena.
   Overflow(std::vector<pid_t> processes, int self, std::function<bool()> has_failed = {});
 
   /// Returns the word of a block of this rank's own, of at least `bytes`.
@@ -51,7 +54,8 @@ class Overflow {
   const std::function<bool()> has_failed_;
   std::mutex mutex_;
   std::vector<Segment> segments_;
-  std::map<std::pair<int, int>, std::unique_ptr<Mapping>> others_;  // by the owner's index and its descriptor
+  // by the owner's index and its descriptor
+  std::map<std::pair<int, int>, std::unique_ptr<Mapping>> others_;
 };
 
 }  // namespace hvd

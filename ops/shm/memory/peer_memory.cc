@@ -36,7 +36,8 @@ bool PeerMemory::can_be_read(const void* memory, std::size_t bytes) const {
   // The system treats this process's own memory as another's when it is asked for in this way.
   const auto* const first = static_cast<const std::byte*>(memory);
   std::byte byte{};
-  return copy_from(::getpid(), &byte, first, 1) == 1 && copy_from(::getpid(), &byte, first + bytes - 1, 1) == 1;
+  return copy_from(::getpid(), &byte, first, 1) == 1 &&
+         copy_from(::getpid(), &byte, first + bytes - 1, 1) == 1;
 }
 
 bool PeerMemory::read(int index, void* to, const std::byte* from, std::size_t bytes) const {
@@ -52,8 +53,10 @@ bool PeerMemory::read(int index, void* to, const std::byte* from, std::size_t by
     if (copied < 0 && errno == EINTR) continue;
     if (copied < 0 && errno == ESRCH) return false;
     if (copied <= 0)
-      throw BackendError(formatted("shared memory: reading memory of the rank in process {}: {}; HVD_DIRECT_COPIES=off does without",
-                                   process, std::strerror(copied < 0 ? errno : EFAULT)));
+      throw BackendError(
+          formatted("shared memory: reading memory of the rank in process {}: {}; "
+                    "HVD_DIRECT_COPIES=off does without",
+                    process, std::strerror(copied < 0 ? errno : EFAULT)));
     place += copied;
     from += copied;
     bytes -= static_cast<std::size_t>(copied);
@@ -75,7 +78,8 @@ bool is_slow_to_read() {
     }
     return best;
   };
-  const auto by_system = best_of([&] { static_cast<void>(copy_from(::getpid(), to.data(), from.data(), kBytes)); });
+  const auto by_system =
+      best_of([&] { static_cast<void>(copy_from(::getpid(), to.data(), from.data(), kBytes)); });
   const auto by_itself = best_of([&] { std::memcpy(to.data(), from.data(), kBytes); });
   return routes::is_slow(by_system, by_itself);
 }
@@ -84,7 +88,8 @@ std::string why_unreadable(pid_t other, const std::uint64_t* address, std::uint6
   std::uint64_t word = 0;
   const ssize_t copied = copy_from(other, &word, address, sizeof word);
   if (copied < 0) return formatted("process_vm_readv: {}", std::strerror(errno));
-  if (static_cast<std::size_t>(copied) != sizeof word || word != expected) return "process_vm_readv reads something else";
+  if (static_cast<std::size_t>(copied) != sizeof word || word != expected)
+    return "process_vm_readv reads something else";
   return {};
 }
 

@@ -9,7 +9,8 @@ namespace hvd {
 
 std::uint64_t Relay::taken_by_all() const {
   std::uint64_t least = taken_by(0);
-  for (std::size_t reader = 1; reader < readers_; ++reader) least = std::min(least, taken_by(reader));
+  for (std::size_t reader = 1; reader < readers_; ++reader)
+    least = std::min(least, taken_by(reader));
   return least;
 }
 

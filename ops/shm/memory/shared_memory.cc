@@ -20,14 +20,17 @@
 namespace hvd {
 
 namespace {
-[[noreturn]] void refuse(const std::string& what) { throw BackendError(formatted("shared memory: {}: {}", what, std::strerror(errno))); }
+[[noreturn]] void refuse(const std::string& what) {
+  throw BackendError(formatted("shared memory: {}: {}", what, std::strerror(errno)));
+}
 
 /// A block's number stands behind it in the file, where nobody writes.
 using Number = std::uint64_t;
 
 Number read_number(const FileDescriptor& file, std::size_t bytes) {
   Number number = 0;
-  if (::pread(file.get(), &number, sizeof number, static_cast<off_t>(bytes)) != sizeof number) refuse("reading a block's number");
+  if (::pread(file.get(), &number, sizeof number, static_cast<off_t>(bytes)) != sizeof number)
+    refuse("reading a block's number");
   return number;
 }
 
@@ -36,7 +39,8 @@ class Mapped {
  public:
   static Mapped& instance() {
     static auto* const mapped = [] {
-      ::pthread_atfork([] { instance().hold(true); }, [] { instance().hold(false); }, [] { instance().become_private(); });
+      ::pthread_atfork([] { instance().hold(true); }, [] { instance().hold(false); },
+                       [] { instance().become_private(); });
       return new Mapped;
     }();
     return *mapped;
@@ -55,18 +59,22 @@ class Mapped {
     std::span<std::byte> bytes;
     int descriptor;
   };
-  /// A fork() must not come while another thread changes the list. This thread may do so where a signal handler forks.
+  /// A fork() must not come while another thread changes the list. This thread may do so where a
+  /// signal handler forks.
   void hold(bool take) {
     if (is_inside_library()) return;
     take ? mutex_.lock() : mutex_.unlock();
   }
-  /// Makes the child's memory its own. Where there is no room for a copy, its use of the memory ends it, and touches nobody else's.
+  /// Makes the child's memory its own. Where there is no room for a copy, its use of the memory
+  /// ends it, and touches nobody else's.
   void become_private() noexcept {
     for (const Place& place : places_) {
       void* const base = place.bytes.data();
       const std::size_t bytes = place.bytes.size();
-      if (::mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, place.descriptor, 0) == MAP_FAILED)
-        ::mmap(base, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+      if (::mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
+                 place.descriptor, 0) == MAP_FAILED)
+        ::mmap(base, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1,
+               0);
       ::madvise(base, bytes, MADV_DONTDUMP);
     }
     hold(false);
@@ -91,11 +99,12 @@ FileDescriptor::~FileDescriptor() {
 }
 
 Mapping::Mapping(FileDescriptor file, std::size_t bytes) : file_(std::move(file)) {
-  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
+  void* base =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
   if (base == MAP_FAILED)
     refuse(
-        formatted("mmap of {} bytes (the addresses that a process may use are limited by 'ulimit -v'; HVD_ARENA_BYTES sets how many are "
-                  "reserved)",
+        formatted("mmap of {} bytes (the addresses that a process may use are limited by 'ulimit "
+                  "-v'; HVD_ARENA_BYTES sets how many are reserved)",
                   bytes));
   ::madvise(base, bytes, MADV_DONTDUMP);  // a core file of all ranks' gradients would help nobody
   bytes_ = {static_cast<std::byte*>(base), bytes};
@@ -114,12 +123,16 @@ FileDescriptor make_shared_file(const char* name, std::size_t bytes) {
   if (::ftruncate(file.get(), static_cast<off_t>(bytes + sizeof(Number))) != 0) refuse("ftruncate");
   Number number = 0;
   if (::getrandom(&number, sizeof number, 0) != sizeof number) refuse("getrandom");
-  if (::pwrite(file.get(), &number, sizeof number, static_cast<off_t>(bytes)) != sizeof number) refuse("writing a block's number");
-  if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) refuse("sealing a block");
+  if (::pwrite(file.get(), &number, sizeof number, static_cast<off_t>(bytes)) != sizeof number)
+    refuse("writing a block's number");
+  if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    refuse("sealing a block");
   return file;
 }
 
-Ticket ticket_of(const FileDescriptor& file, std::size_t bytes) { return {::getpid(), file.get(), bytes, read_number(file, bytes)}; }
+Ticket ticket_of(const FileDescriptor& file, std::size_t bytes) {
+  return {::getpid(), file.get(), bytes, read_number(file, bytes)};
+}
 
 std::unique_ptr<Mapping> map_file(const FileDescriptor& file, std::size_t bytes) {
   FileDescriptor copy(::fcntl(file.get(), F_DUPFD_CLOEXEC, 0));

@@ -1,9 +1,12 @@
 #pragma once
-/// This is anonymous shared memory (memfd): it does not depend on the size of /dev/shm, and is gone with the last process that has it,
-/// however that ends; it is sealed, so that no process can change its size under the others. A block is made by one rank, which says where
-/// it is (`Ticket`); others of the same host map it through /proc, and know it by a random number behind its end: in another container the
-/// same process id and descriptor may well be a block of the same size. A child that is forked from a rank has private copies of the blocks
-/// instead: it reads what was there, and what it writes is its own. It fails with BackendError carrying the system's words.
+/// This is anonymous shared memory (memfd): it does not depend on the size of /dev/shm, and is gone
+/// with the last process that has it, however that ends; it is sealed, so that no process can
+/// change its size under the others. A block is made by one rank, which says where it is
+/// (`Ticket`); others of the same host map it through /proc, and know it by a random number behind
+/// its end: in another container the same process id and descriptor may well be a block of the same
+/// size. A child that is forked from a rank has private copies of the blocks instead: it reads what
+/// was there, and what it writes is its own. It fails with BackendError carrying the system's
+/// words.
 
 #include <sys/types.h>
 
@@ -20,7 +23,7 @@ namespace hvd {
 struct Ticket {
   pid_t process = 0;
   int descriptor = -1;
-  std::size_t bytes = 0;     ///< of `map_ticket`: 0 takes the block's own size, whichever block it is
+  std::size_t bytes = 0;  ///< of `map_ticket`: 0 takes the block's own size, whichever block it is
   std::uint64_t number = 0;  ///< its own
 };
 

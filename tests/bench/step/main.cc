@@ -1,7 +1,9 @@
-// This program measures what communication costs a training step: the same step (SGD with momentum, or Adam) without communication, with
-// the optimizer wrapped in hvd::DistributedOptimizer, and with one MPI_Allreduce per gradient by hand, in turn within one run. All are
-// timed from barrier to barrier, so each figure is that of the slowest rank; the table has medians over the rounds.
-//   mpirun -np 4 step_bench [rounds [batch]] [--model resnet18|resnet50|bert-base] ...; --help lists the options
+// This program measures what communication costs a training step: the same step (SGD with momentum,
+// or Adam) without communication, with the optimizer wrapped in hvd::DistributedOptimizer, and with
+// one MPI_Allreduce per gradient by hand, in turn within one run. All are timed from barrier to
+// barrier, so each figure is that of the slowest rank; the table has medians over the rounds.
+//   mpirun -np 4 step_bench [rounds [batch]] [--model resnet18|resnet50|bert-base] ...; --help
+//   lists the options
 // Exit codes: 0 done, 1 failed, or --check found a difference, 2 wrong options.
 #include <fmt/format.h>
 #include <hvd/torch.h>
@@ -32,27 +34,35 @@ int run(const Options& options) {
   const double before = proportional_mebibytes();
   hvd::barrier();
   Subjects subjects;
-  for (const auto& name : options.subjects) subjects.push_back(std::make_unique<Subject>(name, options, device));
+  for (const auto& name : options.subjects)
+    subjects.push_back(std::make_unique<Subject>(name, options, device));
   const auto start = options.check ? subjects.front()->flat() : torch::Tensor();
   examples::Profile profile(options.profile, /*skip=*/options.warmup, options.rounds);
   for (int round = -options.warmup; round < options.rounds; ++round) {
     profile.before_step();
     // Another one goes first every time: what a step leaves in the caches is nobody's advantage.
     for (std::size_t i = 0; i < subjects.size(); ++i)
-      subjects[(i + static_cast<std::size_t>(round + options.warmup)) % subjects.size()]->step(batch, round >= 0);
+      subjects[(i + static_cast<std::size_t>(round + options.warmup)) % subjects.size()]->step(
+          batch, round >= 0);
   }
   const bool is_profiled = profile.finish();
   for (int update = 0; update < options.updates; ++update)
     for (std::size_t i = 0; i < subjects.size(); ++i)
-      if (auto& subject = subjects[(i + static_cast<std::size_t>(update)) % subjects.size()]; subject->is_hvd()) subject->update();
+      if (auto& subject = subjects[(i + static_cast<std::size_t>(update)) % subjects.size()];
+          subject->is_hvd())
+        subject->update();
   hvd::barrier();
   const double taken = proportional_mebibytes() - before;
-  const double on_all = hvd::allreduce(torch::tensor(taken), {.name = "step_bench.memory", .op = hvd::ReduceOp::Sum}).item<double>();
+  const double on_all =
+      hvd::allreduce(torch::tensor(taken), {.name = "step_bench.memory", .op = hvd::ReduceOp::Sum})
+          .item<double>();
   bool failed = false;
   if (options.check) {
     const std::string found = mistakes(subjects, start);
     if (!found.empty()) fmt::print(stderr, "step_bench: rank {}: {}\n", hvd::rank(), found);
-    failed = hvd::allreduce(torch::tensor(found.empty() ? 0 : 1), {.name = "step_bench.failed", .op = hvd::ReduceOp::Max}).item<int>() != 0;
+    failed = hvd::allreduce(torch::tensor(found.empty() ? 0 : 1),
+                            {.name = "step_bench.failed", .op = hvd::ReduceOp::Max})
+                 .item<int>() != 0;
   }
   if (hvd::rank() == 0) {
     const nlohmann::ordered_json json = report(options, subjects, on_all);
@@ -74,7 +84,10 @@ int run(const Options& options) {
 }  // namespace step_bench
 
 int main(int argc, char** argv) {
-  CLI::App app("What communication costs a training step: without it, with hvd, and with MPI_Allreduce by hand, in turn.", "step_bench");
+  CLI::App app(
+      "What communication costs a training step: without it, with hvd, and with MPI_Allreduce by "
+      "hand, in turn.",
+      "step_bench");
   app.get_formatter()->column_width(40);
   step_bench::Options options;
   step_bench::add_options(app, options);
@@ -82,8 +95,10 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     if (options.subjects.empty()) options.subjects = {"none", "hvd"};
-    if (app.count("--subjects") == 0 && options.device == "cpu") options.subjects.emplace_back("mpi");
-    if (const auto wrong = step_bench::wrong_with(options); !wrong.empty()) throw CLI::ValidationError(wrong);
+    if (app.count("--subjects") == 0 && options.device == "cpu")
+      options.subjects.emplace_back("mpi");
+    if (const auto wrong = step_bench::wrong_with(options); !wrong.empty())
+      throw CLI::ValidationError(wrong);
   } catch (const CLI::CallForHelp&) {
     if (speaks) std::fputs(app.help().c_str(), stdout);
     return 0;
@@ -93,7 +108,8 @@ int main(int argc, char** argv) {
   }
   try {
     int level = MPI_THREAD_SINGLE;
-    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);  // before hvd, which then adopts it: also a world of one has MPI
+    // before hvd, which then adopts it: also a world of one has MPI
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
     hvd::init();
     const int code = step_bench::run(options);
     hvd::shutdown();

@@ -11,7 +11,8 @@
 
 namespace step_bench {
 
-/// Returns what --check finds wrong on this rank; empty: nothing. All ranks call it. `start`: the parameters before the first step.
+/// Returns what --check finds wrong on this rank; empty: nothing. All ranks call it. `start`: the
+/// parameters before the first step.
 std::string mistakes(const Subjects& subjects, const torch::Tensor& start);
 /// Returns the memory of this process, with what several processes use shared out among them (PSS).
 double proportional_mebibytes();

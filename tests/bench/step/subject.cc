@@ -21,7 +21,9 @@ std::shared_ptr<examples::Classifier> make_model(const Options& options, torch::
   bert.classes = options.classes;
   auto model = options.model == "bert-base"
                    ? examples::bert(bert)
-                   : examples::make_model({.name = options.model, .image = {3, options.side, options.side}, .classes = options.classes});
+                   : examples::make_model({.name = options.model,
+                                           .image = {3, options.side, options.side},
+                                           .classes = options.classes});
   model->to(device);
   return model;
 }
@@ -36,8 +38,11 @@ void average_by_hand(const std::vector<torch::Tensor>& parameters) {
   for (auto parameter = parameters.rbegin(); parameter != parameters.rend(); ++parameter) {
     const auto& gradient = parameter->grad();
     if (!gradient.defined()) continue;
-    if (!gradient.is_contiguous()) throw std::runtime_error("a gradient is not contiguous: MPI_Allreduce by hand cannot take it");
-    MPI_Allreduce(MPI_IN_PLACE, gradient.data_ptr<float>(), static_cast<int>(gradient.numel()), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    if (!gradient.is_contiguous())
+      throw std::runtime_error(
+          "a gradient is not contiguous: MPI_Allreduce by hand cannot take it");
+    MPI_Allreduce(MPI_IN_PLACE, gradient.data_ptr<float>(), static_cast<int>(gradient.numel()),
+                  MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     gradient.div_(hvd::size());
   }
 }
@@ -46,15 +51,20 @@ void average_by_hand(const std::vector<torch::Tensor>& parameters) {
 
 Batch::Batch(const Options& options, torch::Device device) {
   torch::manual_seed(1 + hvd::rank());
-  inputs = options.model == "bert-base" ? torch::randint(0, options.bert.vocabulary, {options.batch, options.sequence}, torch::kInt64)
-                                        : torch::randn({options.batch, 3, options.side, options.side});
+  inputs = options.model == "bert-base"
+               ? torch::randint(0, options.bert.vocabulary, {options.batch, options.sequence},
+                                torch::kInt64)
+               : torch::randn({options.batch, 3, options.side, options.side});
   labels = torch::randint(0, options.classes, {options.batch}, torch::kInt64);
   inputs = inputs.to(device);
   labels = labels.to(device);
 }
 
 Subject::Subject(std::string name, const Options& options, torch::Device device)
-    : name_(std::move(name)), device_(device), model_(make_model(options, device)), plain_(make_optimizer(options)) {
+    : name_(std::move(name)),
+      device_(device),
+      model_(make_model(options, device)),
+      plain_(make_optimizer(options)) {
   if (!options.amp.empty()) amp_ = options.amp == "bf16" ? torch::kBFloat16 : torch::kHalf;
   if (!is_hvd()) return;
   hvd::DistributedOptimizerOptions how;
@@ -81,7 +91,8 @@ void Subject::step(const Batch& batch, bool counts) {
   finish_on(device_);
   const auto after = hvd::stats().batches_run;
   hvd::barrier();
-  const double took = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  const double took =
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   if (!counts) return;
   milliseconds_.push_back(took);
   exposed_milliseconds_.push_back(exposed);
@@ -96,12 +107,16 @@ void Subject::update() {
   wrapped_->step();
   finish_on(device_);
   hvd::barrier();
-  update_milliseconds_.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+  update_milliseconds_.push_back(
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
 }
 
 std::unique_ptr<torch::optim::Optimizer> Subject::make_optimizer(const Options& options) const {
-  if (options.optimizer == "adam") return std::make_unique<torch::optim::Adam>(model_->parameters(), torch::optim::AdamOptions(1e-3));
-  return std::make_unique<torch::optim::SGD>(model_->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9).weight_decay(5e-4));
+  if (options.optimizer == "adam")
+    return std::make_unique<torch::optim::Adam>(model_->parameters(),
+                                                torch::optim::AdamOptions(1e-3));
+  return std::make_unique<torch::optim::SGD>(
+      model_->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9).weight_decay(5e-4));
 }
 
 double Subject::train(const Batch& batch) {
@@ -132,7 +147,8 @@ double Subject::wait_for_gradients() {
   if (!wrapped_) return 0;
   const auto start = std::chrono::steady_clock::now();
   wrapped_->synchronize_once();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
 }
 
 torch::Tensor Subject::loss(const Batch& batch) const {

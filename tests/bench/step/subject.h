@@ -1,5 +1,6 @@
 #pragma once
-/// What step_bench measures: ways of training the same model on the same batch, each with a copy of the model. By one thread.
+/// What step_bench measures: ways of training the same model on the same batch, each with a copy of
+/// the model. By one thread.
 
 #include <hvd/torch.h>
 #include <torch/torch.h>
@@ -32,11 +33,18 @@ class Subject {
   [[nodiscard]] std::vector<torch::Tensor> parameters() const { return model_->parameters(); }
   /// All parameters in one row.
   [[nodiscard]] torch::Tensor flat() const;
-  [[nodiscard]] const std::vector<double>& update_milliseconds() const { return update_milliseconds_; }
+  [[nodiscard]] const std::vector<double>& update_milliseconds() const {
+    return update_milliseconds_;
+  }
   [[nodiscard]] const std::vector<double>& milliseconds() const { return milliseconds_; }
-  /// Returns, for each of these steps, how long this rank waited for gradients after its backward pass: communication that nothing hides.
-  [[nodiscard]] const std::vector<double>& exposed_milliseconds() const { return exposed_milliseconds_; }
-  [[nodiscard]] double batches_per_step() const { return static_cast<double>(batches_) / static_cast<double>(milliseconds_.size()); }
+  /// Returns, for each of these steps, how long this rank waited for gradients after its backward
+  /// pass: communication that nothing hides.
+  [[nodiscard]] const std::vector<double>& exposed_milliseconds() const {
+    return exposed_milliseconds_;
+  }
+  [[nodiscard]] double batches_per_step() const {
+    return static_cast<double>(batches_) / static_cast<double>(milliseconds_.size());
+  }
 
   /// Trains on the batch once, and notes how long that took if it `counts`.
   void step(const Batch& batch, bool counts);
@@ -44,7 +52,8 @@ class Subject {
   void update();
 
  private:
-  [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options) const;
+  [[nodiscard]] std::unique_ptr<torch::optim::Optimizer> make_optimizer(
+      const Options& options) const;
   /// Returns how long it waited for gradients, in milliseconds.
   double train(const Batch& batch);
   double wait_for_gradients();

@@ -1,4 +1,5 @@
-/// Many small allreduces at once on raw buffers, as users submit them: that they are right, and travel together.
+/// Many small allreduces at once on raw buffers, as users submit them: that they are right, and
+/// travel together.
 
 #include <doctest/doctest.h>
 
@@ -28,8 +29,11 @@ struct Burst {
   }
   [[nodiscard]] Handle<void> start(std::size_t i) {
     const Shape shape{static_cast<std::int64_t>(inputs[i].size())};
-    return allreduce_async({inputs[i].data(), DataType::Float32, shape, {}}, {outputs[i].data(), DataType::Float32, shape, {}},
-                           {.name = "burst." + std::to_string(inputs[i].size()) + "." + std::to_string(i), .op = ReduceOp::Max});
+    return allreduce_async(
+        {inputs[i].data(), DataType::Float32, shape, {}},
+        {outputs[i].data(), DataType::Float32, shape, {}},
+        {.name = "burst." + std::to_string(inputs[i].size()) + "." + std::to_string(i),
+         .op = ReduceOp::Max});
   }
   [[nodiscard]] bool is_right(int round) const {
     for (std::size_t i = 0; i < kTensors; ++i)

@@ -1,5 +1,5 @@
-/// Reducescatters of element counts on raw buffers: each form gives each rank its own elements, and what is wrong is told. And waiting for
-/// so long only.
+/// Reducescatters of element counts on raw buffers: each form gives each rank its own elements, and
+/// what is wrong is told. And waiting for so long only.
 
 #include <doctest/doctest.h>
 
@@ -39,7 +39,9 @@ std::vector<Counts> counts_of(std::int64_t elements) {
   return all;
 }
 
-float value(int of, std::int64_t i, int round) { return static_cast<float>((of + 1) * (i % 11 + round)); }
+float value(int of, std::int64_t i, int round) {
+  return static_cast<float>((of + 1) * (i % 11 + round));
+}
 
 struct Case {
   std::int64_t rows;
@@ -47,22 +49,27 @@ struct Case {
   int round;
   [[nodiscard]] Floats input() const {
     Floats values(static_cast<std::size_t>(rows * kWidth));
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = value(rank(), static_cast<std::int64_t>(i), round);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = value(rank(), static_cast<std::int64_t>(i), round);
     return values;
   }
   [[nodiscard]] Floats expected() const {
     const auto self = static_cast<std::size_t>(rank());
-    const std::int64_t begin = std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0});
+    const std::int64_t begin =
+        std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0});
     Floats sums(static_cast<std::size_t>(counts[self]));
     for (std::size_t i = 0; i < sums.size(); ++i)
-      for (int r = 0; r < size(); ++r) sums[i] += value(r, begin + static_cast<std::int64_t>(i), round);
+      for (int r = 0; r < size(); ++r)
+        sums[i] += value(r, begin + static_cast<std::int64_t>(i), round);
     return sums;
   }
 };
 
 bool same(const Gathered& result, const Floats& expected) {
-  return result.shape == Shape{static_cast<std::int64_t>(expected.size())} && result.data.size() == expected.size() * sizeof(float) &&
-         (expected.empty() || std::memcmp(result.data.data(), expected.data(), result.data.size()) == 0);
+  return result.shape == Shape{static_cast<std::int64_t>(expected.size())} &&
+         result.data.size() == expected.size() * sizeof(float) &&
+         (expected.empty() ||
+          std::memcmp(result.data.data(), expected.data(), result.data.size()) == 0);
 }
 
 void check_all_forms(const Case& what, const std::string& name) {
@@ -95,7 +102,8 @@ TEST_CASE("reducescatter of element counts: every form, in shared memory and wit
       std::size_t number = 0;
       for (const auto& counts : counts_of(rows * kWidth)) {
         for (int round = 0; round < 4; ++round)
-          check_all_forms({rows, counts, round}, "counts." + std::to_string(rows) + "." + std::to_string(number));
+          check_all_forms({rows, counts, round},
+                          "counts." + std::to_string(rows) + "." + std::to_string(number));
         check_all_forms({rows, counts, 9}, "counts");
         ++number;
       }
@@ -113,9 +121,12 @@ TEST_CASE("reducescatter of element counts: repeated by rows and by counts under
     Floats input(static_cast<std::size_t>(elements), static_cast<float>(rank() + 1));
     const Buffer from{input.data(), DataType::Float32, {elements}, {}};
     const bool by_counts = round % 6 >= 3;
-    const ReducescatterOptions options{.name = "both", .op = ReduceOp::Sum, .counts = by_counts ? counts : Counts{}};
+    const ReducescatterOptions options{
+        .name = "both", .op = ReduceOp::Sum, .counts = by_counts ? counts : Counts{}};
     const std::int64_t own = by_counts ? counts[static_cast<std::size_t>(rank())] : 12;
-    CHECK(same(reducescatter(from, options), Floats(static_cast<std::size_t>(own), static_cast<float>(size() * (size() + 1)) / 2)));
+    CHECK(
+        same(reducescatter(from, options),
+             Floats(static_cast<std::size_t>(own), static_cast<float>(size() * (size() + 1)) / 2)));
   }
 }
 
@@ -125,8 +136,10 @@ TEST_CASE("reducescatter of element counts: a persistent one") {
     Case what{5, counts, 0};
     Floats input = what.input();
     Floats output(what.expected().size(), -1);
-    auto again = reducescatter_init({output.data(), DataType::Float32, {static_cast<std::int64_t>(output.size())}, {}},
-                                    {input.data(), DataType::Float32, {5, kWidth}, {}}, {.op = ReduceOp::Sum, .counts = counts});
+    auto again = reducescatter_init(
+        {output.data(), DataType::Float32, {static_cast<std::int64_t>(output.size())}, {}},
+        {input.data(), DataType::Float32, {5, kWidth}, {}},
+        {.op = ReduceOp::Sum, .counts = counts});
     for (what.round = 0; what.round < 5; ++what.round) {
       std::ranges::copy(what.input(), input.begin());  // its memory stays
       again.start();
@@ -142,31 +155,37 @@ TEST_CASE("reducescatter of element counts: what is wrong is told") {
   const Buffer from{input.data(), DataType::Float32, {2, 3}, {}};
   Counts counts(static_cast<std::size_t>(size()), 0);
   counts.back() = 5;
-  CHECK(error_of<InvalidArgument>([&] { reducescatter(from, {.name = "few", .counts = counts}); }).find("are not all 6 elements") !=
-        std::string::npos);
+  CHECK(error_of<InvalidArgument>([&] {
+          reducescatter(from, {.name = "few", .counts = counts});
+        }).find("are not all 6 elements") != std::string::npos);
   counts.back() = 6;
   CHECK(error_of<InvalidArgument>([&] {
           grouped_reducescatter({from, from}, {.name = "two", .counts = counts});
         }).starts_with("reducescatter 'two': element counts"));
   Floats output(6);
   const Buffer wrong{output.data(), DataType::Float32, {4}, {}};
-  CHECK_THROWS_AS(reducescatter_into(wrong, from, {.name = "room", .counts = counts}), InvalidArgument);
+  CHECK_THROWS_AS(reducescatter_into(wrong, from, {.name = "room", .counts = counts}),
+                  InvalidArgument);
   Counts with_one_more = counts;
   with_one_more.push_back(0);
   CHECK_THROWS_AS(reducescatter(from, {.name = "more", .counts = with_one_more}), InvalidArgument);
-  for (const Shape& impossible : {Shape{-2, -3}, Shape{std::int64_t{1} << 33, std::int64_t{1} << 33}})
-    CHECK_THROWS_AS(reducescatter({input.data(), DataType::Float32, impossible, {}}, {.name = "impossible", .counts = counts}),
+  for (const Shape& impossible :
+       {Shape{-2, -3}, Shape{std::int64_t{1} << 33, std::int64_t{1} << 33}})
+    CHECK_THROWS_AS(reducescatter({input.data(), DataType::Float32, impossible, {}},
+                                  {.name = "impossible", .counts = counts}),
                     InvalidArgument);
-  CHECK_THROWS_AS(allreduce({input.data(), DataType::Float32, {4}, {}}, {nullptr, DataType::Float32, {4}, {}},
-                            {.name = "nowhere", .compression = Compression::fp16()}),
-                  InvalidArgument);
+  CHECK_THROWS_AS(
+      allreduce({input.data(), DataType::Float32, {4}, {}}, {nullptr, DataType::Float32, {4}, {}},
+                {.name = "nowhere", .compression = Compression::fp16()}),
+      InvalidArgument);
   if (size() == 1) return;
   Counts differs(static_cast<std::size_t>(size()), 0);
   differs[static_cast<std::size_t>(rank() == 0 ? 0 : size() - 1)] = 6;
   CHECK(error_of<Mismatch>([&] {
           reducescatter(from, {.name = "differs", .counts = differs});
         }).starts_with("reducescatter 'differs': the splits differ"));
-  CHECK(reducescatter(from, {.name = "differs", .counts = counts}).shape == Shape{counts[static_cast<std::size_t>(rank())]});
+  CHECK(reducescatter(from, {.name = "differs", .counts = counts}).shape ==
+        Shape{counts[static_cast<std::size_t>(rank())]});
 }
 
 TEST_CASE("wait_for: returns in time, whether it is done or not, and the operation goes on") {

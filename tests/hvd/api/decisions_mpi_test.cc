@@ -46,8 +46,12 @@ TEST_CASE("any() of a process set asks its ranks alone") {
     CHECK(any(rank() == 0, set) == (size() == 1));
   } else {
     CHECK(error_of<InvalidArgument>([&] { static_cast<void>(any(true, set)); }).find("any()") == 0);
-    CHECK(error_of<InvalidArgument>([&] { rank_zero_first([] {}, {.process_set = set}); }).find("rank_zero_first()") == 0);
-    CHECK(error_of<InvalidArgument>([&] { static_cast<void>(share_of_batch(64, set)); }).find("share_of_batch()") == 0);
+    CHECK(error_of<InvalidArgument>([&] {
+            rank_zero_first([] {}, {.process_set = set});
+          }).find("rank_zero_first()") == 0);
+    CHECK(error_of<InvalidArgument>([&] {
+            static_cast<void>(share_of_batch(64, set));
+          }).find("share_of_batch()") == 0);
   }
   remove_process_set(set);
 }
@@ -59,7 +63,8 @@ TEST_CASE("early stopping: all ranks stop in the epoch in which any of them has 
   CHECK(epoch == 3);
 }
 
-TEST_CASE("rank_zero_first() runs it on rank 0, then on the others, and returns what it returned here") {
+TEST_CASE(
+    "rank_zero_first() runs it on rank 0, then on the others, and returns what it returned here") {
   const Running running;
   for (const bool per_host : {false, true}) {
     CAPTURE(per_host);
@@ -84,7 +89,8 @@ TEST_CASE("rank_zero_first() lets nobody begin before rank 0 has returned") {
   const Running running;
   std::int64_t number = ::getpid();
   broadcast({&number, DataType::Int64, {1}}, {.root_rank = 0});
-  const auto file = std::filesystem::temp_directory_path() / ("rank_zero_first." + std::to_string(number));
+  const auto file =
+      std::filesystem::temp_directory_path() / ("rank_zero_first." + std::to_string(number));
   const bool found = rank_zero_first([&] {
     if (rank() != 0) return std::filesystem::exists(file);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));  // time for others to be too early
@@ -95,7 +101,9 @@ TEST_CASE("rank_zero_first() lets nobody begin before rank 0 has returned") {
   std::filesystem::remove(file);
 }
 
-TEST_CASE("rank_zero_first(): what rank 0 throws is RankFailed on all others, which do not run it; the library goes on") {
+TEST_CASE(
+    "rank_zero_first(): what rank 0 throws is RankFailed on all others, which do not run it; the "
+    "library goes on") {
   const Running running;
   for (const bool per_host : {false, true}) {
     int calls = 0;
@@ -118,7 +126,9 @@ TEST_CASE("rank_zero_first(): what rank 0 throws is RankFailed on all others, wh
   }
 }
 
-TEST_CASE("rank_zero_first(): what a later rank throws is its own, and what is no std::exception is told as that") {
+TEST_CASE(
+    "rank_zero_first(): what a later rank throws is its own, and what is no std::exception is told "
+    "as that") {
   const Running running;
   const auto late = [] {
     rank_zero_first([] {
@@ -140,12 +150,16 @@ TEST_CASE("rank_zero_first(): what a later rank throws is its own, and what is n
   CHECK_FALSE(any(false));
 }
 
-TEST_CASE("shares of a batch add up to it, differ by one at most, and the first ranks have more; too small a batch is refused on all") {
+TEST_CASE(
+    "shares of a batch add up to it, differ by one at most, and the first ranks have more; too "
+    "small a batch is refused on all") {
   const Running running;
   for (const std::int64_t items : {1, 2, 3, 4, 5, 7, 63, 64}) {
     CAPTURE(items);
     if (items < size()) {
-      CHECK(error_of<InvalidArgument>([&] { static_cast<void>(share_of_batch(items)); }).find("share_of_batch(") == 0);
+      CHECK(error_of<InvalidArgument>([&] {
+              static_cast<void>(share_of_batch(items));
+            }).find("share_of_batch(") == 0);
       continue;
     }
     const auto shares = all_of(static_cast<std::int64_t>(share_of_batch(items)));
@@ -159,7 +173,9 @@ TEST_CASE("shares of a batch add up to it, differ by one at most, and the first 
     CHECK(sum == items);
   }
   for (const std::int64_t items : {0, -4})
-    CHECK(error_of<InvalidArgument>([&] { static_cast<void>(share_of_batch(items)); }).find("each needs one") != std::string::npos);
+    CHECK(error_of<InvalidArgument>([&] {
+            static_cast<void>(share_of_batch(items));
+          }).find("each needs one") != std::string::npos);
 }
 
 }  // namespace

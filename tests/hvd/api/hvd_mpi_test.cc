@@ -1,5 +1,5 @@
-/// What goes beyond one operation, on raw buffers and with processes as ranks: functions that follow operations, their deadlines, and the
-/// end of the world by one rank.
+/// What goes beyond one operation, on raw buffers and with processes as ranks: functions that
+/// follow operations, their deadlines, and the end of the world by one rank.
 
 #include "hvd/hvd.h"
 
@@ -24,7 +24,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-Buffer whole(std::vector<float>& values) { return {values.data(), DataType::Float32, {static_cast<std::int64_t>(values.size())}, {}}; }
+Buffer whole(std::vector<float>& values) {
+  return {values.data(), DataType::Float32, {static_cast<std::int64_t>(values.size())}, {}};
+}
 
 void await(const std::atomic<int>& count, int expected) {
   while (count < expected) std::this_thread::sleep_for(1ms);
@@ -32,22 +34,29 @@ void await(const std::atomic<int>& count, int expected) {
 
 }  // namespace
 
-TEST_CASE("then: the functions of every operation are called while nobody waits, and may use its result") {
+TEST_CASE(
+    "then: the functions of every operation are called while nobody waits, and may use its "
+    "result") {
   in_both_worlds([] {
     const auto n = static_cast<std::size_t>(size());
     const float sum = static_cast<float>(n * (n + 1) / 2);
     for (int round = 0; round < 5; ++round) {
       std::atomic<int> called{0}, wrong{0};
-      std::vector<float> in(4 * n, static_cast<float>(rank() + 1)), out(in.size()), sent(in), group(in), into(4 * n * n), part(4), rows(in);
+      std::vector<float> in(4 * n, static_cast<float>(rank() + 1)), out(in.size()), sent(in),
+          group(in), into(4 * n * n), part(4), rows(in);
       const auto check = [&](bool right) {
         wrong += right ? 0 : 1;
         ++called;
       };
-      allreduce_async(whole(in), whole(out), {.name = "allreduce", .op = ReduceOp::Sum}).then([&] { check(out.back() == sum); });
-      grouped_allreduce_async({whole(group)}, {whole(group)}, {.name = "group", .op = ReduceOp::Sum}).then([&](const auto& handle) {
-        handle.wait();
-        check(group.front() == sum);
+      allreduce_async(whole(in), whole(out), {.name = "allreduce", .op = ReduceOp::Sum}).then([&] {
+        check(out.back() == sum);
       });
+      grouped_allreduce_async({whole(group)}, {whole(group)},
+                              {.name = "group", .op = ReduceOp::Sum})
+          .then([&](const auto& handle) {
+            handle.wait();
+            check(group.front() == sum);
+          });
       broadcast_async(whole(sent), {.name = "broadcast"}).then([&] { check(sent.back() == 1); });
       allgather_async(whole(in), {.name = "allgather"}).then([&](const Handle<Gathered>& handle) {
         check(handle.wait().shape == Shape{static_cast<std::int64_t>(4 * n * n)});
@@ -55,27 +64,33 @@ TEST_CASE("then: the functions of every operation are called while nobody waits,
       alltoall_async(whole(in), {.name = "alltoall"}).then([&](const Handle<Exchanged>& handle) {
         check(handle.wait().received_splits == std::vector<std::int64_t>(n, 4));
       });
-      reducescatter_async(whole(in), {.name = "reducescatter", .op = ReduceOp::Sum}).then([&](const Handle<Gathered>& handle) {
-        check(handle.wait().shape == Shape{4});
+      reducescatter_async(whole(in), {.name = "reducescatter", .op = ReduceOp::Sum})
+          .then([&](const Handle<Gathered>& handle) { check(handle.wait().shape == Shape{4}); });
+      allgather_into_async(whole(into), whole(in), {.name = "allgather_into"}).then([&] {
+        check(into.back() == static_cast<float>(n));
       });
-      allgather_into_async(whole(into), whole(in), {.name = "allgather_into"}).then([&] { check(into.back() == static_cast<float>(n)); });
-      alltoall_into_async(whole(rows), whole(in), {.name = "alltoall_into"}).then([&](const auto& handle) {
-        check(handle.wait() == std::vector<std::int64_t>(n, 4) && rows.back() == static_cast<float>(n));
-      });
-      reducescatter_into_async(whole(part), whole(in), {.name = "into", .op = ReduceOp::Sum}).then([&] { check(part.front() == sum); });
+      alltoall_into_async(whole(rows), whole(in), {.name = "alltoall_into"})
+          .then([&](const auto& handle) {
+            check(handle.wait() == std::vector<std::int64_t>(n, 4) &&
+                  rows.back() == static_cast<float>(n));
+          });
+      reducescatter_into_async(whole(part), whole(in), {.name = "into", .op = ReduceOp::Sum})
+          .then([&] { check(part.front() == sum); });
       await(called, 9);
       CHECK(wrong == 0);
     }
   });
 }
 
-TEST_CASE("then: a function may wait for operations of its own, while the program's threads wait for others") {
+TEST_CASE(
+    "then: a function may wait for operations of its own, while the program's threads wait for "
+    "others") {
   in_both_worlds([] {
     const float sum = static_cast<float>(size() * (size() + 1) / 2);
     std::atomic<int> called{0}, wrong{0};
     for (int round = 0; round < 20; ++round) {
-      std::vector<float> first(100, static_cast<float>(rank() + 1)), second(round % 2 == 0 ? 3 : 50000, static_cast<float>(rank() + 1)),
-          third(first);
+      std::vector<float> first(100, static_cast<float>(rank() + 1)),
+          second(round % 2 == 0 ? 3 : 50000, static_cast<float>(rank() + 1)), third(first);
       allreduce_async(whole(first), whole(first), {.name = "first", .op = ReduceOp::Sum}).then([&] {
         allreduce(whole(second), whole(second), {.name = "second", .op = ReduceOp::Sum});
         barrier();
@@ -98,13 +113,14 @@ TEST_CASE("then: what is pending at shutdown() is called by then, and init() may
       const Running running;
       allreduce_async(whole(all), whole(all), {.name = "all"}).then([&] { ++ended; });
       if (rank() == 0 && size() > 1) {
-        allreduce_async(whole(alone), whole(alone), {.name = "alone"}).then([&](const Handle<void>& handle) {
-          try {
-            handle.wait();
-          } catch (const Shutdown&) {
-            ++failed;
-          }
-        });
+        allreduce_async(whole(alone), whole(alone), {.name = "alone"})
+            .then([&](const Handle<void>& handle) {
+              try {
+                handle.wait();
+              } catch (const Shutdown&) {
+                ++failed;
+              }
+            });
       }
       if (rank() != 0 || size() == 1) ++failed;
     }
@@ -118,11 +134,13 @@ TEST_CASE("then: in a process that was forked nothing is called, and nothing can
   const Running running;
   std::vector<float> values(10, 1.0F);
   std::atomic<int> called{0};
-  const auto handle = allreduce_async(whole(values), whole(values), {.name = "forked", .op = ReduceOp::Max});
+  const auto handle =
+      allreduce_async(whole(values), whole(values), {.name = "forked", .op = ReduceOp::Max});
   handle.then([&] { ++called; });
   await(called, 1);
   std::vector<float> alone(10, 1.0F);
-  const auto pending = allreduce_async(whole(alone), whole(alone), {.name = "rank " + std::to_string(rank())});
+  const auto pending =
+      allreduce_async(whole(alone), whole(alone), {.name = "rank " + std::to_string(rank())});
   pending.then([&] { ++called; });
   if (size() == 1) await(called, 2);
   const int before = called;
@@ -144,7 +162,9 @@ TEST_CASE("then: in a process that was forked nothing is called, and nothing can
   CHECK(called == 2);
 }
 
-TEST_CASE("deadlines: each operation may have one, each start of a persistent operation anew, and the one that is not met is told of") {
+TEST_CASE(
+    "deadlines: each operation may have one, each start of a persistent operation anew, and the "
+    "one that is not met is told of") {
   for (const bool shares_memory : {true, false}) {
     CAPTURE(shares_memory);
     Config config;
@@ -155,34 +175,41 @@ TEST_CASE("deadlines: each operation may have one, each start of a persistent op
     const bool is_last = rank() == size() - 1;
     std::vector<float> in(4 * n, 1.0F), out(in), all(4 * n * n), part(4);
     for (int round = 0; round < 4; ++round) {
-      const auto time = round < 2 ? 0min : 10min;  // the first rounds make the fast path that the others do not take
+      // the first rounds make the fast path that the others do not take
+      const auto time = round < 2 ? 0min : 10min;
       allreduce(whole(in), whole(out), {.name = "a", .op = ReduceOp::Sum, .deadline = time});
       CHECK(out.front() == static_cast<float>(n));
       broadcast(whole(in), {.name = "b", .deadline = is_last ? time : 0min});
-      CHECK(allgather(whole(in), {.name = "g", .deadline = time}).shape.front() == static_cast<std::int64_t>(4 * n * n));
+      CHECK(allgather(whole(in), {.name = "g", .deadline = time}).shape.front() ==
+            static_cast<std::int64_t>(4 * n * n));
       CHECK(alltoall(whole(in), {.name = "t", .deadline = time}).received_splits.back() == 4);
       CHECK(reducescatter(whole(in), {.name = "r", .deadline = time}).shape.front() == 4);
       allgather_into(whole(all), whole(in), {.name = "gi", .deadline = time});
       reducescatter_into(whole(part), whole(in), {.name = "ri", .deadline = time});
     }
     std::vector<float> kept(8, 1.0F);
-    auto persistent = allreduce_init(whole(kept), {.name = "p", .op = ReduceOp::Max, .deadline = is_last ? 1s : 10min});
+    auto persistent = allreduce_init(
+        whole(kept), {.name = "p", .op = ReduceOp::Max, .deadline = is_last ? 1s : 10min});
     for (int start = 0; start < 5; ++start) {
       persistent.start();
       persistent.wait();
       CHECK(kept.front() == 1);
-      if (start == 2) std::this_thread::sleep_for(1200ms);  // the deadline of a start is over with it
+      // the deadline of a start is over with it
+      if (start == 2) std::this_thread::sleep_for(1200ms);
     }
-    CHECK_THROWS_AS(allreduce(whole(in), whole(out), {.name = "negative", .deadline = -1s}), InvalidArgument);
+    CHECK_THROWS_AS(allreduce(whole(in), whole(out), {.name = "negative", .deadline = -1s}),
+                    InvalidArgument);
     if (size() > 1) {
       barrier();
       if (rank() != 0) persistent.start();
       const std::string words =
-          "allreduce 'p' of rank " + std::to_string(size() - 1) + " has not ended by its deadline of 1 s: rank 0 has not submitted it";
+          "allreduce 'p' of rank " + std::to_string(size() - 1) +
+          " has not ended by its deadline of 1 s: rank 0 has not submitted it";
       if (rank() != 0) CHECK_THROWS_WITH_AS(persistent.wait(), words.c_str(), StallTimeout);
       if (rank() == 0) {
         const auto other = allreduce_async(whole(in), whole(out), {.name = "other"});
-        while (!other.done()) std::this_thread::sleep_for(1ms);  // one that waits could be in a deadlock
+        // one that waits could be in a deadlock
+        while (!other.done()) std::this_thread::sleep_for(1ms);
         CHECK_THROWS_WITH_AS(other.wait(), words.c_str(), StallTimeout);
       }
     }
@@ -203,12 +230,16 @@ TEST_CASE("abort: one rank ends the world for all, and another world may follow"
       init(config);
       std::vector<float> values(1000, 1.0F), more(1000, 1.0F);
       allreduce(whole(values), whole(values), {.name = "before"});
-      const std::string words = "rank " + std::to_string(who) + " called hvd::abort(): the loss is not a number";
-      const auto handle = allreduce_async(whole(values), whole(values), {.name = rank() == who ? "own" : "others'"});
-      MPI_Barrier(MPI_COMM_WORLD);  // else another rank may still be in 'before', or before its own one
+      const std::string words =
+          "rank " + std::to_string(who) + " called hvd::abort(): the loss is not a number";
+      const auto handle = allreduce_async(whole(values), whole(values),
+                                          {.name = rank() == who ? "own" : "others'"});
+      // else another rank may still be in 'before', or before its own one
+      MPI_Barrier(MPI_COMM_WORLD);
       if (rank() == who) std::thread([] { abort("the loss is not a number"); }).join();
       if (size() > 1) CHECK_THROWS_WITH_AS(handle.wait(), words.c_str(), RankFailed);
-      CHECK_THROWS_WITH_AS(allreduce(whole(more), whole(more), {.name = "later"}), words.c_str(), RankFailed);
+      CHECK_THROWS_WITH_AS(allreduce(whole(more), whole(more), {.name = "later"}), words.c_str(),
+                           RankFailed);
       CHECK_THROWS_WITH_AS(barrier(), words.c_str(), RankFailed);
       shutdown();
     }

@@ -1,4 +1,5 @@
-/// Persistent operations on raw buffers: that each start gives what the plain form gives, whichever way it goes, and what misuse is told.
+/// Persistent operations on raw buffers: that each start gives what the plain form gives, whichever
+/// way it goes, and what misuse is told.
 
 #include "hvd/api/persistent.h"
 
@@ -19,10 +20,14 @@ namespace {
 
 using Ints = std::vector<std::int32_t>;
 constexpr std::size_t kSizes[] = {0, 1, 16384, 2 << 20};  // elements: none, 4 B, 64 KiB, 8 MiB
-constexpr int kRounds = 5;                                // from the third start on a small one takes the fast path
+// from the third start on a small one takes the fast path
+constexpr int kRounds = 5;
 
 Buffer buffer_of(Ints& values, std::int64_t width = 1) {
-  return {values.data(), DataType::Int32, {static_cast<std::int64_t>(values.size()) / width, width}, {}};
+  return {values.data(),
+          DataType::Int32,
+          {static_cast<std::int64_t>(values.size()) / width, width},
+          {}};
 }
 std::int32_t value(int rank, std::size_t i, int round) {
   return static_cast<std::int32_t>(1000 * rank + 7 * round + static_cast<int>(i % 13));
@@ -42,7 +47,9 @@ Ints summed(std::size_t count, int round) {
   return sums;
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 TEST_CASE("persistent: every operation and size, started again and again") {
   in_both_worlds([] {
@@ -50,7 +57,8 @@ TEST_CASE("persistent: every operation and size, started again and again") {
     const auto self = static_cast<std::size_t>(rank());
     for (const std::size_t count : kSizes) {
       CAPTURE(count);
-      Ints reduced(count), apart(count), sent(count), mine(count), all(count * n), even(count * n), exchanged(count * n), own(count);
+      Ints reduced(count), apart(count), sent(count), mine(count), all(count * n), even(count * n),
+          exchanged(count * n), own(count);
       auto in_place = allreduce_init(buffer_of(reduced), {.name = "in place", .op = ReduceOp::Sum});
       auto reduce = allreduce_init(buffer_of(mine), buffer_of(apart), {.op = ReduceOp::Sum});
       auto send = broadcast_init(buffer_of(sent), {.root_rank = size() - 1});
@@ -85,7 +93,8 @@ TEST_CASE("persistent: every operation and size, started again and again") {
         Ints gathered, received;
         for (std::size_t of = 0; of < n; ++of) {
           const Ints its = filled(count * n, round, static_cast<int>(of));
-          gathered.insert(gathered.end(), its.begin(), its.begin() + static_cast<std::ptrdiff_t>(count));
+          gathered.insert(gathered.end(), its.begin(),
+                          its.begin() + static_cast<std::ptrdiff_t>(count));
           const auto part = its.begin() + static_cast<std::ptrdiff_t>(self * count);
           received.insert(received.end(), part, part + static_cast<std::ptrdiff_t>(count));
         }
@@ -109,18 +118,21 @@ TEST_CASE("persistent: ranks start in different orders, and some call the plain 
     for (int round = 0; round < 3 * kRounds; ++round) {
       for (int i = 0; i < kOps; ++i) fill(values[static_cast<std::size_t>(i)], round + i);
       fill(named, round);
-      for (int i = 0; i < kOps; ++i) ops[static_cast<std::size_t>((i + rank() * (round + 1)) % kOps)].start();
+      for (int i = 0; i < kOps; ++i)
+        ops[static_cast<std::size_t>((i + rank() * (round + 1)) % kOps)].start();
       if ((round + rank()) % 3 == 0) {
         allreduce(buffer_of(named), buffer_of(named), {.name = "same", .op = ReduceOp::Sum});
       } else if ((round + rank()) % 3 == 1) {
-        const auto handle = allreduce_async(buffer_of(named), buffer_of(named), {.name = "same", .op = ReduceOp::Sum});
+        const auto handle = allreduce_async(buffer_of(named), buffer_of(named),
+                                            {.name = "same", .op = ReduceOp::Sum});
         handle.wait();
       } else {
         same.start();
         same.wait();
       }
       for (int i = 0; i < kOps; ++i) ops[static_cast<std::size_t>((i + rank()) % kOps)].wait();
-      for (int i = 0; i < kOps; ++i) CHECK(values[static_cast<std::size_t>(i)] == summed(3, round + i));
+      for (int i = 0; i < kOps; ++i)
+        CHECK(values[static_cast<std::size_t>(i)] == summed(3, round + i));
       CHECK(named == summed(5, round));
     }
   });
@@ -136,14 +148,18 @@ TEST_CASE("persistent: scales, averages, 16 bits on the wire, overlapping memory
         return Buffer{of.data(), DataType::Float32, {static_cast<std::int64_t>(count)}, {}};
       };
       auto half = allreduce_init(floats(values), {.compression = Compression::fp16()});
-      auto scale = allreduce_init(floats(scaled), {.op = ReduceOp::Sum, .prescale_factor = 2, .postscale_factor = 0.5});
+      auto scale = allreduce_init(
+          floats(scaled), {.op = ReduceOp::Sum, .prescale_factor = 2, .postscale_factor = 0.5});
       Ints around(count * static_cast<std::size_t>(n));
       const Buffer whole = buffer_of(around);
-      const Buffer mine{
-          around.data() + static_cast<std::size_t>(rank()) * count, DataType::Int32, {static_cast<std::int64_t>(count), 1}, {}};
+      const Buffer mine{around.data() + static_cast<std::size_t>(rank()) * count,
+                        DataType::Int32,
+                        {static_cast<std::int64_t>(count), 1},
+                        {}};
       auto gather = allgather_init(whole, mine);
       for (int round = 0; round < kRounds; ++round) {
-        for (std::size_t i = 0; i < count; ++i) values[i] = scaled[i] = static_cast<float>(static_cast<int>(i % 9) + 4 * rank() + round);
+        for (std::size_t i = 0; i < count; ++i)
+          values[i] = scaled[i] = static_cast<float>(static_cast<int>(i % 9) + 4 * rank() + round);
         std::fill(around.begin(), around.end(), -1);
         std::fill_n(static_cast<std::int32_t*>(mine.data), count, 10 * rank() + round);
         half.start();
@@ -154,10 +170,12 @@ TEST_CASE("persistent: scales, averages, 16 bits on the wire, overlapping memory
         half.wait();
         bool right = true;
         for (std::size_t i = 0; i < count; ++i) {
-          const float mean = static_cast<float>(static_cast<int>(i % 9) + round) + 2.F * static_cast<float>(n - 1);
+          const float mean =
+              static_cast<float>(static_cast<int>(i % 9) + round) + 2.F * static_cast<float>(n - 1);
           right = right && values[i] == mean && scaled[i] == mean * static_cast<float>(n);
         }
-        for (std::size_t i = 0; i < around.size(); ++i) right = right && around[i] == 10 * static_cast<int>(i / count) + round;
+        for (std::size_t i = 0; i < around.size(); ++i)
+          right = right && around[i] == 10 * static_cast<int>(i / count) + round;
         CHECK(right);
       }
     }
@@ -175,7 +193,9 @@ TEST_CASE("persistent: scales, averages, 16 bits on the wire, overlapping memory
       CHECK(contains(error_of<InvalidArgument>([&] { alone.start(); }), "process set"));
       CHECK(alone.done());
     } else {
-      CHECK(contains(error_of<InvalidArgument>([&] { allreduce_init(buffer_of(lonely), {.process_set = set}); }), "is not in process set"));
+      CHECK(contains(error_of<InvalidArgument>(
+                         [&] { allreduce_init(buffer_of(lonely), {.process_set = set}); }),
+                     "is not in process set"));
       barrier();
       remove_process_set(set);
     }
@@ -186,18 +206,37 @@ TEST_CASE("persistent: what one rank can see is refused, and costs no name") {
   const Running running;
   Ints values(4), others(5);
   const Buffer buffer = buffer_of(values);
-  CHECK(contains(error_of<InvalidArgument>([&] { allreduce_init(buffer, {.process_set = ProcessSet(77)}); }), "77"));
-  CHECK(contains(error_of<InvalidArgument>([&] { allreduce_init(buffer, {.compression = Compression::topk()}); }), "topk"));
-  CHECK(contains(error_of<InvalidArgument>([&] { allreduce_init(buffer, buffer_of(others)); }), "alike"));
-  CHECK(contains(error_of<InvalidArgument>([&] { allreduce_init({nullptr, DataType::Float32, {3}, {}}); }), "no memory"));
-  CHECK(contains(error_of<InvalidArgument>([&] { allreduce_init({values.data(), DataType::Bool, {3}, {}}); }), "not supported"));
-  CHECK(contains(error_of<InvalidArgument>([&] { broadcast_init(buffer, {.name = "b", .root_rank = size()}); }), "root rank"));
-  CHECK(contains(error_of<InvalidArgument>([&] { allgather_init(buffer_of(values, 2), buffer); }), "must be equal"));
-  CHECK(contains(error_of<InvalidArgument>([&] { alltoall_init(buffer, buffer, {.splits = {1, 2, 3, 4, 5}}); }), "splits"));
-  CHECK(contains(error_of<InvalidArgument>([&] { reducescatter_init(buffer, buffer_of(others)); }), "rows"));
+  CHECK(contains(
+      error_of<InvalidArgument>([&] { allreduce_init(buffer, {.process_set = ProcessSet(77)}); }),
+      "77"));
+  CHECK(contains(error_of<InvalidArgument>(
+                     [&] { allreduce_init(buffer, {.compression = Compression::topk()}); }),
+                 "topk"));
+  CHECK(contains(error_of<InvalidArgument>([&] { allreduce_init(buffer, buffer_of(others)); }),
+                 "alike"));
+  CHECK(contains(error_of<InvalidArgument>([&] {
+                   allreduce_init({nullptr, DataType::Float32, {3}, {}});
+                 }),
+                 "no memory"));
+  CHECK(contains(error_of<InvalidArgument>([&] {
+                   allreduce_init({values.data(), DataType::Bool, {3}, {}});
+                 }),
+                 "not supported"));
+  CHECK(contains(error_of<InvalidArgument>(
+                     [&] { broadcast_init(buffer, {.name = "b", .root_rank = size()}); }),
+                 "root rank"));
+  CHECK(contains(error_of<InvalidArgument>([&] { allgather_init(buffer_of(values, 2), buffer); }),
+                 "must be equal"));
+  CHECK(contains(error_of<InvalidArgument>([&] {
+                   alltoall_init(buffer, buffer, {.splits = {1, 2, 3, 4, 5}});
+                 }),
+                 "splits"));
+  CHECK(contains(error_of<InvalidArgument>([&] { reducescatter_init(buffer, buffer_of(others)); }),
+                 "rows"));
   CHECK_THROWS_AS(PersistentHandle<void>().start(), InvalidArgument);
   // Ranks that were refused more often than others still match.
-  for (int i = 0; i < rank(); ++i) CHECK_THROWS_AS(allreduce_init(buffer, {.process_set = ProcessSet(77)}), InvalidArgument);
+  for (int i = 0; i < rank(); ++i)
+    CHECK_THROWS_AS(allreduce_init(buffer, {.process_set = ProcessSet(77)}), InvalidArgument);
   auto op = allreduce_init(buffer, {.op = ReduceOp::Sum});
   fill(values, 1);
   op.start();
@@ -208,7 +247,9 @@ TEST_CASE("persistent: what one rank can see is refused, and costs no name") {
   CHECK_THROWS_AS(op.wait(), InvalidArgument);  // NOLINT(bugprone-use-after-move)
 }
 
-TEST_CASE("persistent: a name in flight, a mismatch, a rank that has joined; then everything works again") {
+TEST_CASE(
+    "persistent: a name in flight, a mismatch, a rank that has joined; then everything works "
+    "again") {
   in_both_worlds([] {
     Ints values(3);
     for (int round = 0; round < 2; ++round) {  // submitted, and on the fast path
@@ -231,7 +272,8 @@ TEST_CASE("persistent: a name in flight, a mismatch, a rank that has joined; the
         op.wait();
 
         Ints longer(4);
-        auto wrong = allreduce_init(buffer_of(rank() == 0 ? longer : values), {.name = "x", .op = ReduceOp::Sum});
+        auto wrong = allreduce_init(buffer_of(rank() == 0 ? longer : values),
+                                    {.name = "x", .op = ReduceOp::Sum});
         for (int again = 0; again < 2; ++again) {
           wrong.start();
           CHECK(contains(error_of<Mismatch>([&] { wrong.wait(); }), "'x'"));
@@ -304,7 +346,8 @@ TEST_CASE("persistent: shutdown() with one under way, and a world that is anothe
     idle->wait();
     if (is_first && !is_alone) CHECK_THROWS_AS(op->wait(), Shutdown);
     const Running again;
-    CHECK(contains(error_of<InvalidArgument>([&] { op->start(); }), is_alone ? "call wait() first" : "make it anew"));
+    CHECK(contains(error_of<InvalidArgument>([&] { op->start(); }),
+                   is_alone ? "call wait() first" : "make it anew"));
     auto fresh = allreduce_init(buffer_of(others), {.op = ReduceOp::Sum});
     fill(others, 3);
     fresh.start();

@@ -1,4 +1,5 @@
-/// The pool of results' memory: what comes back, what is given back to the system, and blocks that outlive it.
+/// The pool of results' memory: what comes back, what is given back to the system, and blocks that
+/// outlive it.
 #include "hvd/api/result_pool.h"
 
 #include <doctest/doctest.h>
@@ -53,7 +54,8 @@ class CountedMemory final : public ResultMemory {
 
 struct Pool {
   explicit Pool(std::size_t kept, std::size_t all = 64 * kMiB, std::size_t room = 1024 * kMiB)
-      : memory(std::make_shared<CountedMemory>(room)), pool(std::make_shared<ResultPool>(memory, ResultPool::Limits{kept, all})) {}
+      : memory(std::make_shared<CountedMemory>(room)),
+        pool(std::make_shared<ResultPool>(memory, ResultPool::Limits{kept, all})) {}
   std::shared_ptr<CountedMemory> memory;
   std::shared_ptr<ResultPool> pool;
 };
@@ -81,7 +83,8 @@ TEST_CASE("result pool: a block comes back for the next result of about its size
 
 TEST_CASE("result pool: what is beyond the bound goes back to the system, the oldest first") {
   const Pool made(4 * kMiB);
-  auto a = made.pool->allocate(kMiB), b = made.pool->allocate(2 * kMiB), c = made.pool->allocate(3 * kMiB);
+  auto a = made.pool->allocate(kMiB), b = made.pool->allocate(2 * kMiB),
+       c = made.pool->allocate(3 * kMiB);
   CHECK(made.memory->out() == 6 * kMiB);
   a.reset();
   b.reset();
@@ -109,7 +112,8 @@ TEST_CASE("result pool: results that are held leave the rest of the memory to ot
   CHECK(made.pool->allocate(4 * kMiB + 1) == nullptr);
 }
 
-TEST_CASE("result pool: where the memory is full, what is kept makes room, and then there is none") {
+TEST_CASE(
+    "result pool: where the memory is full, what is kept makes room, and then there is none") {
   const Pool made(4 * kMiB, 64 * kMiB, 4 * kMiB);
   made.pool->allocate(2 * kMiB).reset();
   CHECK(made.pool->kept_bytes() == 2 * kMiB);

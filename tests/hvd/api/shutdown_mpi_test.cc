@@ -22,9 +22,10 @@ constexpr std::size_t kElements = 5000;
 bool sums_right(const std::string& name) {
   std::vector<float> values(kElements, static_cast<float>(rank() + 1));
   const Shape shape{kElements};
-  allreduce({values.data(), DataType::Float32, shape, {}}, {values.data(), DataType::Float32, shape, {}},
-            {.name = name, .op = ReduceOp::Sum});
-  return values.front() == static_cast<float>(size() * (size() + 1) / 2) && values.back() == values.front();
+  allreduce({values.data(), DataType::Float32, shape, {}},
+            {values.data(), DataType::Float32, shape, {}}, {.name = name, .op = ReduceOp::Sum});
+  return values.front() == static_cast<float>(size() * (size() + 1) / 2) &&
+         values.back() == values.front();
 }
 
 }  // namespace
@@ -70,7 +71,8 @@ TEST_CASE("shutdown() waits for what its rank has submitted, and that others sub
     const Shape shape{kElements};
     if (rank() != 0) std::this_thread::sleep_for(600ms);
     const float sum = static_cast<float>(size() * (size() + 1) / 2);
-    const auto handle = allreduce_async({values.data(), DataType::Float32, shape, {}}, {values.data(), DataType::Float32, shape, {}},
+    const auto handle = allreduce_async({values.data(), DataType::Float32, shape, {}},
+                                        {values.data(), DataType::Float32, shape, {}},
                                         {.name = "late", .op = ReduceOp::Sum});
     if (rank() != 0) handle.wait();
     shutdown();
@@ -82,7 +84,8 @@ TEST_CASE("shutdown() waits for what its rank has submitted, and that others sub
   }
 }
 
-TEST_CASE("several ranks leave one after the other, and the last ones still work on a set of their own") {
+TEST_CASE(
+    "several ranks leave one after the other, and the last ones still work on a set of their own") {
   init(Config());
   if (size() < 3 || !mpi_threads_supported()) return shutdown();
   std::vector<int> others;
@@ -96,7 +99,8 @@ TEST_CASE("several ranks leave one after the other, and the last ones still work
     for (int round = 0; round < 20; ++round) {
       std::vector<float> values(kElements, 1.0F);
       const Shape shape{kElements};
-      allreduce({values.data(), DataType::Float32, shape, {}}, {values.data(), DataType::Float32, shape, {}},
+      allreduce({values.data(), DataType::Float32, shape, {}},
+                {values.data(), DataType::Float32, shape, {}},
                 {.name = "rest", .op = ReduceOp::Sum, .process_set = rest});
       CHECK(values.front() == static_cast<float>(size() - 1));
     }

@@ -27,7 +27,8 @@ TEST_CASE("shutdown() by several threads: one closes the world, and all return w
   ranks.run(
       [&](int rank, Engine& engine) {
         if (rank == 1) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(200));  // all threads of rank 0 have begun, most likely
+          // all threads of rank 0 have begun, most likely
+          std::this_thread::sleep_for(std::chrono::milliseconds(200));
           engine.shutdown();
           return;
         }

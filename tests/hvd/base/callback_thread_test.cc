@@ -1,4 +1,5 @@
-/// Functions that are called by the one thread of the process: in order, and in no process that was forked.
+/// Functions that are called by the one thread of the process: in order, and in no process that was
+/// forked.
 
 #include "hvd/base/callback_thread.h"
 
@@ -20,7 +21,8 @@ namespace {
 using namespace std::chrono_literals;
 using Left = std::shared_ptr<std::atomic<std::uint64_t>>;
 
-void post_all(const Left& left, std::vector<std::function<void()>> functions, std::shared_ptr<void> kept = nullptr) {
+void post_all(const Left& left, std::vector<std::function<void()>> functions,
+              std::shared_ptr<void> kept = nullptr) {
   auto callbacks = std::make_shared<Callbacks>();
   *left += functions.size();
   callbacks->functions = std::move(functions);
@@ -32,7 +34,9 @@ void post_all(const Left& left, std::vector<std::function<void()>> functions, st
 
 }  // namespace
 
-TEST_CASE("callbacks are called one after the other by one thread, in the order in which they were posted") {
+TEST_CASE(
+    "callbacks are called one after the other by one thread, in the order in which they were "
+    "posted") {
   const auto left = std::make_shared<std::atomic<std::uint64_t>>(0);
   std::vector<int> order;
   std::set<std::thread::id> threads;
@@ -56,14 +60,21 @@ TEST_CASE("callbacks are called one after the other by one thread, in the order 
   CHECK(!CallbackThread::is_here());
 }
 
-TEST_CASE("what callbacks own ends in their thread before they count as called, and what is kept for them after all of them") {
+TEST_CASE(
+    "what callbacks own ends in their thread before they count as called, and what is kept for "
+    "them after all of them") {
   const auto left = std::make_shared<std::atomic<std::uint64_t>>(0);
   std::vector<char> order;
   const auto owner = [&order](char name) {
-    return std::shared_ptr<void>(nullptr, [&order, name](void*) { order.push_back(CallbackThread::is_here() ? name : '!'); });
+    return std::shared_ptr<void>(nullptr, [&order, name](void*) {
+      order.push_back(CallbackThread::is_here() ? name : '!');
+    });
   };
-  const auto function = [&](char name) { return [&order, name, owned = owner(name)] { order.push_back('('); }; };
-  std::vector<std::function<void()>> functions;  // moved: copies of a braced list would end here, after the call
+  const auto function = [&](char name) {
+    return [&order, name, owned = owner(name)] { order.push_back('('); };
+  };
+  // moved: copies of a braced list would end here, after the call
+  std::vector<std::function<void()>> functions;
   functions.emplace_back(function('a'));
   functions.emplace_back(function('b'));
   post_all(left, std::move(functions), owner('k'));
@@ -71,18 +82,23 @@ TEST_CASE("what callbacks own ends in their thread before they count as called, 
   CHECK(std::string(order.begin(), order.end()) == "(a(bk");
 }
 
-TEST_CASE("callbacks that are not called yet are waited for as long as was said, and never by their own thread") {
+TEST_CASE(
+    "callbacks that are not called yet are waited for as long as was said, and never by their own "
+    "thread") {
   const auto left = std::make_shared<std::atomic<std::uint64_t>>(0);
   std::promise<void> go;
   bool waited = true;
-  post_all(left, {[&] { waited = CallbackThread::wait_until_called(*left, 60s); }, [&] { go.get_future().wait(); }});
+  post_all(left, {[&] { waited = CallbackThread::wait_until_called(*left, 60s); },
+                  [&] { go.get_future().wait(); }});
   CHECK(!CallbackThread::wait_until_called(*left, 1ms));
   go.set_value();
   CHECK(CallbackThread::wait_until_called(*left, 60s));
   CHECK(!waited);
 }
 
-TEST_CASE("a process that was forked calls none of its parent's callbacks, and has a thread for its own") {
+TEST_CASE(
+    "a process that was forked calls none of its parent's callbacks, and has a thread for its "
+    "own") {
   if (kSanitized) return;  // which do not like fork()
   const auto left = std::make_shared<std::atomic<std::uint64_t>>(0);
   std::promise<void> begun, go;
@@ -116,7 +132,8 @@ TEST_CASE("a callback that forks goes on in the parent alone") {
   std::array<int, 2> line{};
   REQUIRE(::pipe(line.data()) == 0);
   pid_t child = -1;
-  post_all(left, {[&] { child = ::fork(); }, [&] { static_cast<void>(!::write(line[1], "x", 1)); }});
+  post_all(left,
+           {[&] { child = ::fork(); }, [&] { static_cast<void>(!::write(line[1], "x", 1)); }});
   while (child < 0) std::this_thread::sleep_for(1ms);
   REQUIRE(::waitpid(child, nullptr, 0) == child);  // its only thread has ended
   CHECK(CallbackThread::wait_until_called(*left, 60s));

@@ -1,4 +1,5 @@
-/// ChildWatch: a child is known to be gone when it has ended or runs another program, and not before.
+/// ChildWatch: a child is known to be gone when it has ended or runs another program, and not
+/// before.
 #include "hvd/base/child_watch.h"
 
 #include <doctest/doctest.h>
@@ -64,7 +65,8 @@ TEST_CASE("child watch: a child that runs another program sees nothing any more"
   }
   const auto last = watch.end();
   CHECK(last == born + 1);
-  while (!watch.are_gone(born, last)) std::this_thread::sleep_for(1ms);  // the test's time limit ends it
+  // the test's time limit ends it
+  while (!watch.are_gone(born, last)) std::this_thread::sleep_for(1ms);
   CHECK(::kill(child, SIGKILL) == 0);
   ::waitpid(child, nullptr, 0);
 }

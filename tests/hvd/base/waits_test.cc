@@ -75,7 +75,8 @@ TEST_CASE("a plan has so many looks, with a core or with what ranks share") {
   CHECK(pauses(plan, false) == 4);
   CHECK(pauses(waits::kPieceInVain, true) == 0);
   CHECK(pauses(waits::kPieceInVain, false) <= 2);
-  CHECK(pauses({.looks = 5, .longest = std::chrono::microseconds(1)}, true) == 5);  // that limit is of offers
+  // that limit is of offers
+  CHECK(pauses({.looks = 5, .longest = std::chrono::microseconds(1)}, true) == 5);
 }
 
 TEST_CASE("a plan with a time lasts so long, and begins again when something has happened") {

@@ -1,5 +1,6 @@
-/// Functions that follow operations (Handle::then): called once, however the operation ends, by a thread that has nothing of the engine.
-/// Threads as ranks. The functions of all ranks are called by one thread here, so none of them waits for another rank's.
+/// Functions that follow operations (Handle::then): called once, however the operation ends, by a
+/// thread that has nothing of the engine. Threads as ranks. The functions of all ranks are called
+/// by one thread here, so none of them waits for another rank's.
 
 #include "hvd/engine/core/continuations.h"
 
@@ -33,11 +34,12 @@ namespace {
 using namespace std::chrono_literals;
 
 /// The handle of what a rank submits, as front ends make it.
-Handle<float> start_sum(Engine& engine, std::vector<float>& values, const std::string& name, std::shared_ptr<void> keep_alive = nullptr) {
+Handle<float> start_sum(Engine& engine, std::vector<float>& values, const std::string& name,
+                        std::shared_ptr<void> keep_alive = nullptr) {
   Submission submission = allreduce_of(values, name, DataType::Float32);
   submission.keep_alive = std::move(keep_alive);
-  return {std::shared_ptr<Engine>(std::shared_ptr<void>(), &engine), engine.submit(std::move(submission)),
-          [&values] { return values.front(); }};
+  return {std::shared_ptr<Engine>(std::shared_ptr<void>(), &engine),
+          engine.submit(std::move(submission)), [&values] { return values.front(); }};
 }
 
 /// Counts what was called. Whoever waits for that is no thread that drives.
@@ -91,7 +93,9 @@ std::string kind_of_failure(const Handle<T>& handle) {
 
 }  // namespace
 
-TEST_CASE("then: without anybody who waits, of operations of all sizes, new and repeated, and with their results") {
+TEST_CASE(
+    "then: without anybody who waits, of operations of all sizes, new and repeated, and with their "
+    "results") {
   each_world_of_handles([](ThreadWorld& world, int size) {
     const auto sum = static_cast<float>(size * (size + 1) / 2);
     world.run([&](int rank, Engine& engine) {
@@ -101,10 +105,14 @@ TEST_CASE("then: without anybody who waits, of operations of all sizes, new and 
       for (const std::size_t count : {std::size_t{1}, std::size_t{3000}, std::size_t{200000}}) {
         for (int round = 0; round < 6; ++round) {
           std::vector<float> values(count, static_cast<float>(rank + 1));
-          start_sum(engine, values, "t" + std::to_string(count)).then([&](const Handle<float>& handle) {
-            wrong += CallbackThread::is_here() && handle.done() && handle.wait_for(0s) && handle.wait() == sum ? 0 : 1;
-            called.note();
-          });
+          start_sum(engine, values, "t" + std::to_string(count))
+              .then([&](const Handle<float>& handle) {
+                wrong += CallbackThread::is_here() && handle.done() && handle.wait_for(0s) &&
+                                 handle.wait() == sum
+                             ? 0
+                             : 1;
+                called.note();
+              });
           called.wait_for(++expected);
         }
       }
@@ -114,7 +122,9 @@ TEST_CASE("then: without anybody who waits, of operations of all sizes, new and 
   });
 }
 
-TEST_CASE("then: functions of one operation are called once each, in their order, before its end and after it") {
+TEST_CASE(
+    "then: functions of one operation are called once each, in their order, before its end and "
+    "after it") {
   each_world_of_handles([](ThreadWorld& world, int size) {
     world.run([&](int rank, Engine& engine) {
       for (int round = 0; round < 20; ++round) {
@@ -147,15 +157,17 @@ TEST_CASE("then: a function may be one that cannot be copied, and what it owns e
     auto future = promise.get_future();
     Called ended;
     std::shared_ptr<void> end(nullptr, [&](void*) { ended.note(); });
-    start_sum(engine, values, "promised").then([promise = std::move(promise), end = std::move(end)](auto handle) mutable {
-      promise.set_value(handle.wait());
-    });
+    start_sum(engine, values, "promised")
+        .then([promise = std::move(promise), end = std::move(end)](auto handle) mutable {
+          promise.set_value(handle.wait());
+        });
     CHECK(future.get() == 3);
     ended.wait_for(1);
   });
 }
 
-TEST_CASE("then: whatever an operation fails with, its functions are called once and can ask for it") {
+TEST_CASE(
+    "then: whatever an operation fails with, its functions are called once and can ask for it") {
   const std::vector<std::pair<int, int>> worlds{{2, 1}, {4, 2}, {6, 3}};
   for (const auto& [size, domains] : worlds) {
     CAPTURE(size);
@@ -196,7 +208,9 @@ TEST_CASE("then: whatever an operation fails with, its functions are called once
   }
 }
 
-TEST_CASE("then: what is pending at shutdown() is called before that returns, with the operation's error") {
+TEST_CASE(
+    "then: what is pending at shutdown() is called before that returns, with the operation's "
+    "error") {
   each_world_of_handles([](ThreadWorld& world, int size) {
     if (size == 1) return;
     world.run([&](int rank, Engine& engine) {
@@ -210,7 +224,8 @@ TEST_CASE("then: what is pending at shutdown() is called before that returns, wi
       if (rank == 0) start_sum(engine, alone, "alone").then(note);
       CHECK(engine.shutdown());
       std::sort(errors.begin(), errors.end());
-      CHECK(errors == (rank == 0 ? std::vector<std::string>{"Shutdown", "none"} : std::vector<std::string>{"none"}));
+      CHECK(errors == (rank == 0 ? std::vector<std::string>{"Shutdown", "none"}
+                                 : std::vector<std::string>{"none"}));
       // And what comes later.
       Called called;
       std::vector<float> unused(1);
@@ -258,7 +273,9 @@ TEST_CASE("then: a function that throws is told of, and harms nobody") {
     called.wait_for(2);
     CHECK(more.front() == 4);
   });
-  CHECK(text.get().find("a function that was given to Handle::then() has thrown: the function's own mistake") != std::string::npos);
+  CHECK(text.get().find(
+            "a function that was given to Handle::then() has thrown: the function's own mistake") !=
+        std::string::npos);
   CHECK(text.get().find("has thrown: an exception that is no std::exception") != std::string::npos);
 }
 
@@ -297,20 +314,24 @@ TEST_CASE("then: what an operation keeps alive ends after its functions, in thei
 TEST_CASE("then: a function may submit what its rank does next") {
   each_world_of_handles([](ThreadWorld& world, int size) {
     constexpr int kSteps = 30;
-    std::vector<std::function<void(int)>> steps(static_cast<std::size_t>(size));  // outlive the functions
+    // outlive the functions
+    std::vector<std::function<void(int)>> steps(static_cast<std::size_t>(size));
     world.run([&](int rank, Engine& engine) {
       Called called;
-      std::vector<std::vector<float>> values(kSteps, std::vector<float>{static_cast<float>(rank + 1)});
+      std::vector<std::vector<float>> values(kSteps,
+                                             std::vector<float>{static_cast<float>(rank + 1)});
       auto& step = steps[static_cast<std::size_t>(rank)];
       step = [&](int now) {
-        start_sum(engine, values[static_cast<std::size_t>(now)], "chain." + std::to_string(now % 4)).then([&, now] {
-          if (now + 1 < kSteps) step(now + 1);
-          called.note();
-        });
+        start_sum(engine, values[static_cast<std::size_t>(now)], "chain." + std::to_string(now % 4))
+            .then([&, now] {
+              if (now + 1 < kSteps) step(now + 1);
+              called.note();
+            });
       };
       step(0);
       called.wait_for(kSteps);
-      for (const auto& of_step : values) CHECK(of_step.front() == static_cast<float>(size * (size + 1) / 2));
+      for (const auto& of_step : values)
+        CHECK(of_step.front() == static_cast<float>(size * (size + 1) / 2));
     });
   });
 }
@@ -333,7 +354,8 @@ TEST_CASE("then: several threads submit, wait and give functions, in orders of t
         for (int round = 0; round < rounds; ++round) {
           auto& mine = values[static_cast<std::size_t>(round)];
           mine.assign(round % 7 == 0 ? 30000 : 4, static_cast<float>(rank + 1));
-          const auto handle = start_sum(engine, mine, std::to_string(thread) + "." + std::to_string(round % 5));
+          const auto handle =
+              start_sum(engine, mine, std::to_string(thread) + "." + std::to_string(round % 5));
           const auto look = [&](const Handle<float>& ended) {
             wrong += ended.wait() == sum ? 0 : 1;
             called.note();
@@ -366,10 +388,11 @@ TEST_CASE("then: ranks that wait for one another are told so, also of what funct
       std::string error;
       const auto handle = start_sum(engine, values, rank == 0 ? "left" : "right");
       handle.then([&] { called.note(); });
-      start_sum(engine, besides, rank == 0 ? "left too" : "right too").then([&](const Handle<float>& ended) {
-        error = kind_of_failure(ended);
-        called.note();
-      });
+      start_sum(engine, besides, rank == 0 ? "left too" : "right too")
+          .then([&](const Handle<float>& ended) {
+            error = kind_of_failure(ended);
+            called.note();
+          });
       const auto text = mismatch_of([&] { static_cast<void>(handle.wait()); });
       CHECK(text.find("wait for one another") != std::string::npos);
       called.wait_for(2);
@@ -390,7 +413,8 @@ TEST_CASE("then: a rank whose function goes on working waits for no one for ever
       Called called;
       start_sum(engine, first, "first").then([&, rank] {
         if (rank == 0) {
-          std::this_thread::sleep_for(Deadlocks::kGrace + 1200ms);  // computes, and then submits what the others wait for
+          // computes, and then submits what the others wait for
+          std::this_thread::sleep_for(Deadlocks::kGrace + 1200ms);
           start_sum(engine, second, "second").then([&] { called.note(); });
         }
         called.note();

@@ -1,5 +1,5 @@
-/// Names, numbers and places of what ranks introduce: groups that come back larger, unnamed calls before a join, sets that are removed,
-/// tables that fill up. Whole engines as threads.
+/// Names, numbers and places of what ranks introduce: groups that come back larger, unnamed calls
+/// before a join, sets that are removed, tables that fill up. Whole engines as threads.
 
 #include <doctest/doctest.h>
 
@@ -17,7 +17,12 @@ Submission group_of(std::vector<std::vector<float>>& values, std::string name) {
   group.name = std::move(name);
   group.op = ReduceOp::Sum;
   for (auto& one : values)
-    group.tensors.push_back({one.data(), one.data(), DataType::Float32, {static_cast<std::int64_t>(one.size())}, nullptr, true});
+    group.tensors.push_back({one.data(),
+                             one.data(),
+                             DataType::Float32,
+                             {static_cast<std::int64_t>(one.size())},
+                             nullptr,
+                             true});
   return group;
 }
 
@@ -33,7 +38,8 @@ Submission control(std::string_view name, Shape ranks, int root) {
   submission.kind = OpKind::Control;
   submission.name = name;
   submission.root = root;
-  submission.tensors.push_back({nullptr, nullptr, DataType::Int64, std::move(ranks), nullptr, true});
+  submission.tensors.push_back(
+      {nullptr, nullptr, DataType::Int64, std::move(ranks), nullptr, true});
   return submission;
 }
 
@@ -52,7 +58,9 @@ TEST_CASE("a name may come back with a larger group") {
   }
 }
 
-TEST_CASE("ranks that have made different numbers of unnamed calls before a join go on together after it") {
+TEST_CASE(
+    "ranks that have made different numbers of unnamed calls before a join go on together after "
+    "it") {
   for (const int domains : {1, 3}) {
     ThreadWorld world({.size = 3, .domains = domains, .config = {}});
     world.run([](int rank, Engine& engine) {
@@ -88,7 +96,8 @@ TEST_CASE("what waits in a process set that is removed fails, and its places are
         alone.process_set = static_cast<int>(made->value);
         std::shared_ptr<HandleState> pending;
         if (rank == 1) pending = engine.submit(alone);
-        engine.wait(*engine.submit(control(kRemoveProcessSet, {0, 1, 2}, static_cast<int>(made->value)), After::Wait));
+        engine.wait(*engine.submit(
+            control(kRemoveProcessSet, {0, 1, 2}, static_cast<int>(made->value)), After::Wait));
         if (pending) CHECK_THROWS_AS(engine.wait(*pending), InvalidArgument);
         CHECK_THROWS_AS(engine.submit(alone), InvalidArgument);
       }
@@ -105,7 +114,8 @@ TEST_CASE("ranks that do not take part and read late do not make a table full") 
     world.run([](int rank, Engine& engine) {
       for (int i = 0; rank < 2 && i < 200; ++i) {
         std::vector<float> values(3, 1.0F);
-        Submission submission = allreduce_of(values, i % 2 == 0 ? "" : "name." + std::to_string(i), DataType::Float32);
+        Submission submission =
+            allreduce_of(values, i % 2 == 0 ? "" : "name." + std::to_string(i), DataType::Float32);
         submission.process_set = 1;
         engine.wait(*engine.submit(std::move(submission), After::Wait));
         CHECK(values == std::vector<float>(3, 2.0F));
@@ -134,10 +144,12 @@ TEST_CASE("a host that takes no part may forget a tensor between two ranks' intr
       meet.arrive_and_wait();
       for (int i = 0; rank == 0 && i < 40; ++i) {
         std::vector<float> own(1, 1.0F);
-        Submission alone = allreduce_of(own, "own " + std::to_string(round) + "." + std::to_string(i), DataType::Float32);
+        Submission alone = allreduce_of(
+            own, "own " + std::to_string(round) + "." + std::to_string(i), DataType::Float32);
         alone.process_set = 2;
         engine.wait(*engine.submit(alone, After::Wait));
-        if (i == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));  // rank 1's words arrive
+        // rank 1's words arrive
+        if (i == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
       meet.arrive_and_wait();
       if (rank == 2) pending = engine.submit(both);

@@ -1,4 +1,5 @@
-// When what is agreed becomes batches: process sets do not wait for one another, and more batches than a board has places for wait.
+// When what is agreed becomes batches: process sets do not wait for one another, and more batches
+// than a board has places for wait.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -12,13 +13,15 @@ namespace {
 
 constexpr int kTensors = 2 * static_cast<int>(BatchPlaces::kPlaces) + 100;
 
-/// Submits so many tensors at once, each a batch of its own, to the set `process_set` of `members`; all sums must be right.
+/// Submits so many tensors at once, each a batch of its own, to the set `process_set` of `members`;
+/// all sums must be right.
 void flood(Engine& engine, int rank, int process_set, const std::vector<int>& members) {
   std::vector<std::vector<float>> values;
   std::vector<std::shared_ptr<HandleState>> pending;
   for (int i = 0; i < kTensors; ++i) values.emplace_back(5, static_cast<float>(i + rank));
   for (int i = 0; i < kTensors; ++i) {
-    Submission submission = allreduce_of(values[static_cast<std::size_t>(i)], "tensor." + std::to_string(i), DataType::Float32);
+    Submission submission = allreduce_of(values[static_cast<std::size_t>(i)],
+                                         "tensor." + std::to_string(i), DataType::Float32);
     submission.process_set = process_set;
     pending.push_back(engine.submit(std::move(submission)));
   }
@@ -54,7 +57,8 @@ class HeldBackend final : public Backend {
 };
 
 /// While a batch of `held` is under way, and stays so, `free` does many operations.
-void hold_one_set(int domains, int rounds, const std::vector<int>& held, const std::vector<int>& free) {
+void hold_one_set(int domains, int rounds, const std::vector<int>& held,
+                  const std::vector<int>& free) {
   CAPTURE(domains);
   std::atomic<bool> released{false};
   std::atomic<std::size_t> done{0};
@@ -76,10 +80,12 @@ void hold_one_set(int domains, int rounds, const std::vector<int>& held, const s
     if (std::find(free.begin(), free.end(), rank) != free.end()) {
       for (int i = 0; i < rounds; ++i) {
         std::vector<float> values(5000, static_cast<float>(rank + i));
-        Submission quick = allreduce_of(values, "quick." + std::to_string(i % 7), DataType::Float32);
+        Submission quick =
+            allreduce_of(values, "quick." + std::to_string(i % 7), DataType::Float32);
         quick.process_set = 2;
         engine.wait(*engine.submit(std::move(quick), i % 2 == 0 ? After::Wait : After::Return));
-        const int sum = std::accumulate(free.begin(), free.end(), i * static_cast<int>(free.size()));
+        const int sum =
+            std::accumulate(free.begin(), free.end(), i * static_cast<int>(free.size()));
         if (values != std::vector<float>(5000, static_cast<float>(sum))) ++wrong;
       }
       if (++done == free.size()) released = true;
@@ -101,17 +107,20 @@ TEST_CASE("a process set whose batch is under way for long holds up no other") {
   }
 }
 
-TEST_CASE("cuts of a set without ranks of the root's host fuse: the root hears when the last is over") {
+TEST_CASE(
+    "cuts of a set without ranks of the root's host fuse: the root hears when the last is over") {
   Config config;
   config.process_sets = {{1, 2}};
   ThreadWorld world({.size = 3, .domains = 3, .config = config});
   world.run([&](int rank, Engine& engine) {
     if (rank == 0) return;
     constexpr int kTensors = 400;
-    std::vector<std::vector<float>> values(kTensors, std::vector<float>(10, static_cast<float>(rank)));
+    std::vector<std::vector<float>> values(kTensors,
+                                           std::vector<float>(10, static_cast<float>(rank)));
     std::vector<std::shared_ptr<HandleState>> pending;
     for (int i = 0; i < kTensors; ++i) {
-      Submission submission = allreduce_of(values[static_cast<std::size_t>(i)], "t." + std::to_string(i), DataType::Float32);
+      Submission submission = allreduce_of(values[static_cast<std::size_t>(i)],
+                                           "t." + std::to_string(i), DataType::Float32);
       submission.process_set = 1;
       pending.push_back(engine.submit(std::move(submission)));
     }
@@ -121,7 +130,9 @@ TEST_CASE("cuts of a set without ranks of the root's host fuse: the root hears w
   });
 }
 
-TEST_CASE("more batches than places, on a set without ranks of the host that cuts: it waits for the others") {
+TEST_CASE(
+    "more batches than places, on a set without ranks of the host that cuts: it waits for the "
+    "others") {
   // With 4 domains one of the two hears of cuts through the other.
   for (const auto& [size, domains] : {std::pair{3, 1}, {3, 2}, {3, 3}, {4, 4}}) {
     CAPTURE(domains);

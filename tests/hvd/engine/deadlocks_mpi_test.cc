@@ -6,7 +6,9 @@
 
 namespace hvd::test {
 
-TEST_CASE("deadlocks: over a wire, a rank that has left out a step is told of on all ranks, and the world goes on") {
+TEST_CASE(
+    "deadlocks: over a wire, a rank that has left out a step is told of on all ranks, and the "
+    "world goes on") {
   if (mpi_size() == 1) return;  // nobody to wait for
   for (const auto& layout : layouts()) {
     CAPTURE(layout.name);

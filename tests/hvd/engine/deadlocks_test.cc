@@ -1,4 +1,5 @@
-/// Ranks that wait for one another are told so at once, on all of them, and go on; ranks that are merely late are not. Threads as ranks.
+/// Ranks that wait for one another are told so at once, on all of them, and go on; ranks that are
+/// merely late are not. Threads as ranks.
 
 #include "hvd/engine/health/deadlocks.h"
 
@@ -25,7 +26,8 @@ using namespace std::chrono_literals;
 
 const std::vector<std::pair<int, int>> kWorlds{{2, 1}, {4, 1}, {3, 3}, {5, 2}};
 
-void each_stuck_world(const std::function<void(ThreadWorld&, int size)>& body, const Config& config = {}) {
+void each_stuck_world(const std::function<void(ThreadWorld&, int size)>& body,
+                      const Config& config = {}) {
   for (const auto& [size, domains] : kWorlds) {
     CAPTURE(size);
     CAPTURE(domains);
@@ -36,8 +38,12 @@ void each_stuck_world(const std::function<void(ThreadWorld&, int size)>& body, c
 
 }  // namespace
 
-TEST_CASE("deadlocks: a rank that has left out a step is told of on all ranks, by the names that each waits for, and the world goes on") {
-  each_stuck_world([](ThreadWorld& world, int size) { world.run([&](int rank, Engine& engine) { LeftOut(size).run(rank, engine); }); });
+TEST_CASE(
+    "deadlocks: a rank that has left out a step is told of on all ranks, by the names that each "
+    "waits for, and the world goes on") {
+  each_stuck_world([](ThreadWorld& world, int size) {
+    world.run([&](int rank, Engine& engine) { LeftOut(size).run(rank, engine); });
+  });
 }
 
 TEST_CASE("deadlocks: what one rank alone waits for can end while it computes, however long") {
@@ -82,15 +88,19 @@ TEST_CASE("deadlocks: process sets in a circle, while ranks outside of it comput
       } else {
         // Set 1 is {0, 1}, set 2 {1, 2}, set 3 {0, 2}: each rank waits for the next.
         const auto error = mismatch_of([&] { sum_of(engine, "in a circle", 1, 1 + rank); });
-        CHECK(error.find("wait for one another: rank 0 waits for allreduce 'in a circle' of process set 1; rank 1") != std::string::npos);
-        CHECK(error.find("rank 2 waits for allreduce 'in a circle' of process set 3") != std::string::npos);
+        CHECK(error.find("wait for one another: rank 0 waits for allreduce 'in a circle' of "
+                         "process set 1; rank 1") != std::string::npos);
+        CHECK(error.find("rank 2 waits for allreduce 'in a circle' of process set 3") !=
+              std::string::npos);
       }
       CHECK(sum_of(engine, "after", 1) == 4.0F);
     });
   }
 }
 
-TEST_CASE("deadlocks: ranks that have joined are not waited for, and their join ends when the others have joined") {
+TEST_CASE(
+    "deadlocks: ranks that have joined are not waited for, and their join ends when the others "
+    "have joined") {
   each_stuck_world([](ThreadWorld& world, int size) {
     if (size < 3) return;
     world.run([&](int rank, Engine& engine) {
@@ -111,8 +121,10 @@ TEST_CASE("deadlocks: ranks that have joined are not waited for, and their join 
 TEST_CASE("deadlocks: small operations that come back, and others that are under way beside them") {
   each_stuck_world([](ThreadWorld& world, int size) {
     world.run([&](int rank, Engine& engine) {
-      for (int round = 0; round < 20; ++round) CHECK(sum_of(engine, "loss", 1) == static_cast<float>(size));
-      // One rank has submitted more than it waits for: another one waits for some of that, and goes on.
+      for (int round = 0; round < 20; ++round)
+        CHECK(sum_of(engine, "loss", 1) == static_cast<float>(size));
+      // One rank has submitted more than it waits for: another one waits for some of that, and goes
+      // on.
       std::vector<float> ahead{static_cast<float>(rank)};
       const auto pending = engine.submit(allreduce_of(ahead, "ahead", DataType::Float32));
       if (rank == size - 1) engine.wait(*pending);
@@ -120,7 +132,8 @@ TEST_CASE("deadlocks: small operations that come back, and others that are under
       CHECK(error.find("rank 0 waits for allreduce 'validation'") != std::string::npos);
       engine.wait(*pending);
       CHECK(ahead.front() == static_cast<float>(size * (size - 1) / 2));
-      for (int round = 0; round < 20; ++round) CHECK(sum_of(engine, "loss", 1) == static_cast<float>(size));
+      for (int round = 0; round < 20; ++round)
+        CHECK(sum_of(engine, "loss", 1) == static_cast<float>(size));
     });
   });
 }
@@ -128,7 +141,9 @@ TEST_CASE("deadlocks: small operations that come back, and others that are under
 TEST_CASE("deadlocks: operations without names go on together after those that some ranks lacked") {
   each_stuck_world([](ThreadWorld& world, int size) {
     world.run([&](int rank, Engine& engine) {
-      const auto sum = [&](int round) { CHECK(sum_of(engine, "", static_cast<float>(round)) == static_cast<float>(round * size)); };
+      const auto sum = [&](int round) {
+        CHECK(sum_of(engine, "", static_cast<float>(round)) == static_cast<float>(round * size));
+      };
       for (const int before : {0, 6}) {  // negotiated; and repeated
         for (int round = 0; round < before; ++round) sum(round);
         if (rank == 0) {

@@ -1,5 +1,6 @@
-// Small operations that come back on all ranks of several domains: that the leaders end them among themselves, and that whatever a rank
-// does instead is noticed as ever, also where messages between some hosts take longer than between others.
+// Small operations that come back on all ranks of several domains: that the leaders end them among
+// themselves, and that whatever a rank does instead is noticed as ever, also where messages between
+// some hosts take longer than between others.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -27,7 +28,8 @@ struct Seen {
   std::atomic<int> contributions{0}, slow{0}, asked{0};
 };
 
-WorldOptions options_of(int size, int domains, Seen& seen, std::chrono::microseconds latest = 0us, unsigned seed = 1) {
+WorldOptions options_of(int size, int domains, Seen& seen, std::chrono::microseconds latest = 0us,
+                        unsigned seed = 1) {
   WorldOptions options{.size = size, .domains = domains, .config = {}};
   options.customize = [&seen, latest, seed](int rank, EngineParts& parts) {
     if (!parts.transport) return;
@@ -37,7 +39,8 @@ WorldOptions options_of(int size, int domains, Seen& seen, std::chrono::microsec
       const auto what = reader.get<std::uint64_t>();
       ++(what == 0 ? seen.contributions : what == 1 ? seen.slow : seen.asked);
     };
-    parts.transport = std::make_unique<LateTransport>(std::move(parts.transport), seed * 100 + static_cast<unsigned>(rank), latest, count);
+    parts.transport = std::make_unique<LateTransport>(
+        std::move(parts.transport), seed * 100 + static_cast<unsigned>(rank), latest, count);
   };
   return options;
 }
@@ -47,7 +50,8 @@ struct Sum {
   std::string name;
   Shape shape{3};
   int set = 0;
-  Sum(int rank, int round, std::string called, int of = 0) : values(3, rank + 10 * round + 1), name(std::move(called)), set(of) {}
+  Sum(int rank, int round, std::string called, int of = 0)
+      : values(3, rank + 10 * round + 1), name(std::move(called)), set(of) {}
   [[nodiscard]] SmallCall call() {
     SmallCall call;
     call.name = name;
@@ -93,7 +97,8 @@ TEST_CASE("direct path: one contribution to each other domain a round, and nothi
       for (int round = 0; round < kRounds; ++round) {
         Sum sum(rank, round, "loss");
         fast += sum.run(engine) ? 1 : 0;
-        if (!sum.is_right(engine.topology().size, round)) FAIL_CHECK("wrong values in round " << round);
+        if (!sum.is_right(engine.topology().size, round))
+          FAIL_CHECK("wrong values in round " << round);
       }
     });
     CHECK(fast == ranks * (kRounds - 2));  // it is a persistent operation from its third call on
@@ -117,7 +122,8 @@ TEST_CASE("direct path: more than eight domains go by way of the tree") {
   CHECK(seen.contributions == 0);
 }
 
-TEST_CASE("direct path: ranks that are late, that take the long way, or that do other things first") {
+TEST_CASE(
+    "direct path: ranks that are late, that take the long way, or that do other things first") {
   for (const auto& [ranks, domains] : kSizes) {
     if (ranks == 8) continue;
     CAPTURE(ranks);
@@ -130,7 +136,8 @@ TEST_CASE("direct path: ranks that are late, that take the long way, or that do 
         for (int round = 0; round < 60; ++round) {
           const std::string name = common() % 3 == 0 ? "a" : "b";
           const bool is_late = common() % 20 == 0;
-          if (is_late && rank == static_cast<int>(common() % static_cast<unsigned>(engine.topology().size)))
+          if (is_late &&
+              rank == static_cast<int>(common() % static_cast<unsigned>(engine.topology().size)))
             std::this_thread::sleep_for(30ms);
           Sum sum(rank, round, name);
           if (own() % 16 == 0) {
@@ -140,7 +147,8 @@ TEST_CASE("direct path: ranks that are late, that take the long way, or that do 
           } else {
             sum.run(engine);
           }
-          if (!sum.is_right(engine.topology().size, round)) FAIL_CHECK("wrong values in round " << round);
+          if (!sum.is_right(engine.topology().size, round))
+            FAIL_CHECK("wrong values in round " << round);
         }
       });
       CHECK(seen.contributions > 0);
@@ -149,7 +157,8 @@ TEST_CASE("direct path: ranks that are late, that take the long way, or that do 
   }
 }
 
-// The last round may be over on one host, whose ranks then leave, while its contribution is still on its way to another.
+// The last round may be over on one host, whose ranks then leave, while its contribution is still
+// on its way to another.
 TEST_CASE("direct path: a rank that leaves after the last round does nobody harm") {
   for (unsigned seed = 1; seed <= (kSanitized ? 10 : 40); ++seed) {
     CAPTURE(seed);
@@ -192,7 +201,9 @@ TEST_CASE("direct path: who waits for a rank that has left is told") {
             FAIL_CHECK("no error");
           } catch (const Shutdown& error) {
             // Others leave too, as soon as they have been told.
-            CHECK(std::string(error.what()).find("has ended, or called hvd::shutdown(), without submitting it") != std::string::npos);
+            CHECK(std::string(error.what())
+                      .find("has ended, or called hvd::shutdown(), without submitting it") !=
+                  std::string::npos);
           }
         }
       });
@@ -248,7 +259,8 @@ TEST_CASE("direct path: a rank that joins, while another thread of it waits or n
             without.run(engine);
             CHECK(without.values[0] == (size - 1) * (size - 2) / 2 + (size - 1) * (10 * round + 1));
           }
-          while (!other_is_over) std::this_thread::yield();  // a thread that starts after all have joined would begin the next round
+          // a thread that starts after all have joined would begin the next round
+          while (!other_is_over) std::this_thread::yield();
           join();
         }
         steady(10);
@@ -257,7 +269,9 @@ TEST_CASE("direct path: a rank that joins, while another thread of it waits or n
   }
 }
 
-TEST_CASE("direct path: a set that is removed while another thread uses it has done the same rounds on all ranks") {
+TEST_CASE(
+    "direct path: a set that is removed while another thread uses it has done the same rounds on "
+    "all ranks") {
   const auto control = [](std::string_view name, const Shape& ranks, int set) {
     Submission submission;
     submission.kind = OpKind::Control;
@@ -273,7 +287,8 @@ TEST_CASE("direct path: a set that is removed while another thread uses it has d
     Seen seen;
     ThreadWorld world(options_of(ranks, domains, seen, 100us));
     constexpr int kRemovals = 12;
-    std::vector<std::vector<int>> done(static_cast<std::size_t>(ranks), std::vector<int>(kRemovals));
+    std::vector<std::vector<int>> done(static_cast<std::size_t>(ranks),
+                                       std::vector<int>(kRemovals));
     world.run([&](int rank, Engine& engine) {
       const int size = engine.topology().size;
       Shape all(static_cast<std::size_t>(size));
@@ -292,8 +307,10 @@ TEST_CASE("direct path: a set that is removed while another thread uses it has d
           } catch (const InvalidArgument&) {
           }
         });
-        std::this_thread::sleep_for(std::chrono::microseconds(500 + 300 * (removal % 8) + 100 * rank));
-        engine.wait(*engine.submit(control(kRemoveProcessSet, all, static_cast<int>(made->value)), After::Wait));
+        std::this_thread::sleep_for(
+            std::chrono::microseconds(500 + 300 * (removal % 8) + 100 * rank));
+        engine.wait(*engine.submit(control(kRemoveProcessSet, all, static_cast<int>(made->value)),
+                                   After::Wait));
         other.join();
       }
     });

@@ -1,4 +1,5 @@
-/// Operations beyond allreduce, sets that are made later, joining and disagreements about the operation, with threads as ranks.
+/// Operations beyond allreduce, sets that are made later, joining and disagreements about the
+/// operation, with threads as ranks.
 
 #include <doctest/doctest.h>
 
@@ -34,11 +35,14 @@ std::shared_ptr<HandleState> run(Engine& engine, Submission submission) {
   return pending;
 }
 
-int join(Engine& engine) { return static_cast<int>(run(engine, of_kind(OpKind::Join, std::string(kJoin)))->value); }
+int join(Engine& engine) {
+  return static_cast<int>(run(engine, of_kind(OpKind::Join, std::string(kJoin)))->value);
+}
 
 int add_set(Engine& engine, Shape ranks) {
   Submission submission = of_kind(OpKind::Control, std::string(kAddProcessSet));
-  submission.tensors.push_back({nullptr, nullptr, DataType::Int64, std::move(ranks), nullptr, true});
+  submission.tensors.push_back(
+      {nullptr, nullptr, DataType::Int64, std::move(ranks), nullptr, true});
   return static_cast<int>(run(engine, std::move(submission))->value);
 }
 
@@ -57,7 +61,8 @@ std::string error_of(const std::function<void()>& call) {
 
 }  // namespace
 
-TEST_CASE("alltoall: every rank gets its rows from every rank, in their order, and learns how many") {
+TEST_CASE(
+    "alltoall: every rank gets its rows from every rank, in their order, and learns how many") {
   each_world([](ThreadWorld& world, int n) {
     world.run([n](int rank, Engine& engine) {
       for (int round = 0; round < 3; ++round) {
@@ -66,13 +71,19 @@ TEST_CASE("alltoall: every rank gets its rows from every rank, in their order, a
         std::vector<std::int32_t> mine;
         for (int to = 0; to < n; ++to) {
           splits.push_back(rows(rank, to));
-          for (int row = 0; row < 3 * rows(rank, to); ++row) mine.push_back(rank * 10000 + to * 100 + row);
+          for (int row = 0; row < 3 * rows(rank, to); ++row)
+            mine.push_back(rank * 10000 + to * 100 + row);
         }
         mine.insert(mine.end(), 3, -1);  // a row that is not sent
         std::vector<std::int32_t> all;
         Submission submission = of_kind(OpKind::Alltoall, "exchange");
-        submission.tensors.push_back(
-            {mine.data(), nullptr, DataType::Int32, {static_cast<std::int64_t>(mine.size()) / 3, 3}, nullptr, true, splits});
+        submission.tensors.push_back({mine.data(),
+                                      nullptr,
+                                      DataType::Int32,
+                                      {static_cast<std::int64_t>(mine.size()) / 3, 3},
+                                      nullptr,
+                                      true,
+                                      splits});
         submission.allocate = [&all](std::size_t, std::int64_t count) {
           all.assign(static_cast<std::size_t>(count) * 3, -7);
           return static_cast<void*>(all.data());
@@ -81,14 +92,22 @@ TEST_CASE("alltoall: every rank gets its rows from every rank, in their order, a
         std::vector<std::int32_t> expected;
         for (int from = 0; from < n; ++from) {
           CHECK(pending->rows.at(0).at(static_cast<std::size_t>(from)) == rows(from, rank));
-          for (int row = 0; row < 3 * rows(from, rank); ++row) expected.push_back(from * 10000 + rank * 100 + row);
+          for (int row = 0; row < 3 * rows(from, rank); ++row)
+            expected.push_back(from * 10000 + rank * 100 + row);
         }
         CHECK(all == expected);
       }
       Submission wrong = of_kind(OpKind::Alltoall, "exchange");
-      wrong.tensors.push_back(
-          {nullptr, nullptr, DataType::Int32, {2}, nullptr, true, std::vector<std::int64_t>(static_cast<std::size_t>(n), 3)});
-      CHECK(error_of([&] { engine.submit(std::move(wrong)); }).starts_with("InvalidArgument: alltoall 'exchange': the splits"));
+      wrong.tensors.push_back({nullptr,
+                               nullptr,
+                               DataType::Int32,
+                               {2},
+                               nullptr,
+                               true,
+                               std::vector<std::int64_t>(static_cast<std::size_t>(n), 3)});
+      CHECK(error_of([&] {
+              engine.submit(std::move(wrong));
+            }).starts_with("InvalidArgument: alltoall 'exchange': the splits"));
     });
   });
 }
@@ -98,85 +117,121 @@ TEST_CASE("reducescatter: the rows of the allreduce, bitwise, the first ranks on
     world.run([n](int rank, Engine& engine) {
       for (const std::int64_t rows : {0, 1, 3, 8, 29}) {
         std::vector<float> mine(static_cast<std::size_t>(rows) * 5);
-        for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = 0.1F * static_cast<float>(i + 1) / static_cast<float>(rank + 3);
+        for (std::size_t i = 0; i < mine.size(); ++i)
+          mine[i] = 0.1F * static_cast<float>(i + 1) / static_cast<float>(rank + 3);
         auto whole = mine;
         run(engine, allreduce_of(whole, "whole", DataType::Float32, ReduceOp::Average));
         std::vector<float> own;
         Submission submission = of_kind(OpKind::Reducescatter, "rows");
         submission.op = ReduceOp::Average;
-        submission.tensors.push_back({mine.data(), nullptr, DataType::Float32, {rows, 5}, nullptr, true});
+        submission.tensors.push_back(
+            {mine.data(), nullptr, DataType::Float32, {rows, 5}, nullptr, true});
         submission.allocate = [&own](std::size_t, std::int64_t count) {
           own.assign(static_cast<std::size_t>(count) * 5, -7);
           return static_cast<void*>(own.data());
         };
         run(engine, std::move(submission));
         std::int64_t begin = 0;
-        for (int r = 0; r < rank; ++r) begin += scattered_rows(rows, static_cast<std::size_t>(n), static_cast<std::size_t>(r));
-        const std::int64_t count = scattered_rows(rows, static_cast<std::size_t>(n), static_cast<std::size_t>(rank));
-        CHECK(own == std::vector<float>(whole.begin() + begin * 5, whole.begin() + (begin + count) * 5));
+        for (int r = 0; r < rank; ++r)
+          begin += scattered_rows(rows, static_cast<std::size_t>(n), static_cast<std::size_t>(r));
+        const std::int64_t count =
+            scattered_rows(rows, static_cast<std::size_t>(n), static_cast<std::size_t>(rank));
+        CHECK(own ==
+              std::vector<float>(whole.begin() + begin * 5, whole.begin() + (begin + count) * 5));
       }
     });
   });
 }
 
-TEST_CASE("reducescatter by elements: each rank keeps what all have agreed, in place, and bitwise what an allreduce gives") {
+TEST_CASE(
+    "reducescatter by elements: each rank keeps what all have agreed, in place, and bitwise what "
+    "an allreduce gives") {
   each_world([](ThreadWorld& world, int n) {
     world.run([n](int rank, Engine& engine) {
       const auto ranks = static_cast<std::size_t>(n);
       const auto self = static_cast<std::size_t>(rank);
       for (int round = 0; round < 3; ++round) {
         std::vector<std::int64_t> splits(ranks), none(ranks, 0);
-        for (std::size_t r = 0; r < ranks; ++r) splits[r] = static_cast<std::int64_t>((r * 7 + static_cast<std::size_t>(round)) % 3 * 11);
+        for (std::size_t r = 0; r < ranks; ++r)
+          splits[r] = static_cast<std::int64_t>((r * 7 + static_cast<std::size_t>(round)) % 3 * 11);
         splits.back() += 40000;
         none[static_cast<std::size_t>(round) % ranks] = 5;
-        const auto count = static_cast<std::size_t>(std::accumulate(splits.begin(), splits.end(), std::int64_t{0}));
+        const auto count = static_cast<std::size_t>(
+            std::accumulate(splits.begin(), splits.end(), std::int64_t{0}));
         std::vector<float> mine(count), few(5);
-        for (std::size_t i = 0; i < count; ++i) mine[i] = 0.1F * static_cast<float>(i % 997 + 1) / static_cast<float>(rank + 3);
-        for (std::size_t i = 0; i < few.size(); ++i) few[i] = static_cast<float>(rank * 10) + static_cast<float>(i);
+        for (std::size_t i = 0; i < count; ++i)
+          mine[i] = 0.1F * static_cast<float>(i % 997 + 1) / static_cast<float>(rank + 3);
+        for (std::size_t i = 0; i < few.size(); ++i)
+          few[i] = static_cast<float>(rank * 10) + static_cast<float>(i);
         auto whole = mine;
         const auto sent = few;
         run(engine, allreduce_of(whole, "whole", DataType::Float32, ReduceOp::Average));
-        const auto begin = static_cast<std::size_t>(std::accumulate(splits.begin(), splits.begin() + rank, std::int64_t{0}));
+        const auto begin = static_cast<std::size_t>(
+            std::accumulate(splits.begin(), splits.begin() + rank, std::int64_t{0}));
         Submission submission = of_kind(OpKind::Reducescatter, "elements");
         submission.op = ReduceOp::Average;
+        submission.tensors.push_back({mine.data(),
+                                      mine.data() + begin,
+                                      DataType::Float32,
+                                      {static_cast<std::int64_t>(count)},
+                                      nullptr,
+                                      true,
+                                      splits});
         submission.tensors.push_back(
-            {mine.data(), mine.data() + begin, DataType::Float32, {static_cast<std::int64_t>(count)}, nullptr, true, splits});
-        submission.tensors.push_back({few.data(), few.data(), DataType::Float32, {1, 5}, nullptr, true, none});
+            {few.data(), few.data(), DataType::Float32, {1, 5}, nullptr, true, none});
         run(engine, std::move(submission));
         const auto own = static_cast<std::size_t>(splits[self]);
-        CHECK(std::equal(whole.begin() + static_cast<std::ptrdiff_t>(begin), whole.begin() + static_cast<std::ptrdiff_t>(begin + own),
+        CHECK(std::equal(whole.begin() + static_cast<std::ptrdiff_t>(begin),
+                         whole.begin() + static_cast<std::ptrdiff_t>(begin + own),
                          mine.begin() + static_cast<std::ptrdiff_t>(begin)));
         for (std::size_t i = 0; i < few.size(); ++i)
-          CHECK(few[i] == (none[self] == 0 ? sent[i] : doctest::Approx(static_cast<float>((n - 1) * 5) + static_cast<float>(i))));
+          CHECK(few[i] == (none[self] == 0 ? sent[i]
+                                           : doctest::Approx(static_cast<float>((n - 1) * 5) +
+                                                             static_cast<float>(i))));
       }
     });
   });
 }
 
-TEST_CASE("reducescatter by elements: splits that differ are a Mismatch on all ranks, those that do not fit are refused at the call") {
+TEST_CASE(
+    "reducescatter by elements: splits that differ are a Mismatch on all ranks, those that do not "
+    "fit are refused at the call") {
   each_world([](ThreadWorld& world, int n) {
     world.run([n](int rank, Engine& engine) {
       std::vector<float> values(12, 1), own(12);
       const auto scatter = [&](std::vector<std::int64_t> splits) {
         Submission submission = of_kind(OpKind::Reducescatter, "elements");
         submission.op = ReduceOp::Sum;
-        submission.tensors.push_back({values.data(), own.data(), DataType::Float32, {3, 4}, nullptr, true, std::move(splits)});
+        submission.tensors.push_back({values.data(),
+                                      own.data(),
+                                      DataType::Float32,
+                                      {3, 4},
+                                      nullptr,
+                                      true,
+                                      std::move(splits)});
         run(engine, std::move(submission));
       };
-      std::vector<std::int64_t> all_to_first(static_cast<std::size_t>(n), 0), too_few(static_cast<std::size_t>(n), 0);
+      std::vector<std::int64_t> all_to_first(static_cast<std::size_t>(n), 0),
+          too_few(static_cast<std::size_t>(n), 0);
       all_to_first.front() = 12;
       too_few.front() = 11;
       auto all_to_last = all_to_first;
       std::swap(all_to_last.front(), all_to_last.back());
       if (n > 1) {
-        const std::string error = error_of([&] { scatter(rank == 0 ? all_to_first : all_to_last); });
-        CHECK(error.starts_with("Mismatch: reducescatter 'elements': the splits differ between ranks: rank 0: [12"));
-        CHECK(error_of([&] { scatter(rank == 0 ? std::vector<std::int64_t>{} : all_to_last); }).find("rank 0: by rows; rank") !=
-              std::string::npos);
+        const std::string error =
+            error_of([&] { scatter(rank == 0 ? all_to_first : all_to_last); });
+        CHECK(error.starts_with(
+            "Mismatch: reducescatter 'elements': the splits differ between ranks: rank 0: [12"));
+        CHECK(error_of([&] {
+                scatter(rank == 0 ? std::vector<std::int64_t>{} : all_to_last);
+              }).find("rank 0: by rows; rank") != std::string::npos);
       }
-      CHECK(error_of([&] { scatter(too_few); }).find("are not all 12 elements of the tensor") != std::string::npos);
+      CHECK(error_of([&] { scatter(too_few); }).find("are not all 12 elements of the tensor") !=
+            std::string::npos);
       all_to_first.push_back(0);
-      CHECK(error_of([&] { scatter(all_to_first); }).starts_with("InvalidArgument: reducescatter 'elements': the splits"));
+      CHECK(error_of([&] {
+              scatter(all_to_first);
+            }).starts_with("InvalidArgument: reducescatter 'elements': the splits"));
       all_to_first.pop_back();
       scatter(all_to_first);
       if (rank == 0) CHECK(own == std::vector<float>(12, static_cast<float>(n)));
@@ -203,7 +258,8 @@ TEST_CASE("a rank that has joined counts as zeros, and the one that joins last i
           std::vector<float> values{1};
           Submission broadcast = of_kind(OpKind::Broadcast, "lonely");
           broadcast.root = rank;
-          broadcast.tensors.push_back({values.data(), values.data(), DataType::Float32, {1}, nullptr, true});
+          broadcast.tensors.push_back(
+              {values.data(), values.data(), DataType::Float32, {1}, nullptr, true});
           const std::string said = error_of([&] { run(engine, std::move(broadcast)); });
           CHECK(said.starts_with("Joined: broadcast 'lonely': rank"));
         }
@@ -243,7 +299,8 @@ TEST_CASE("process sets made and removed while the world runs") {
         run(engine, std::move(removal));
         Submission late = allreduce_of(values, "in the set", DataType::Float32);
         late.process_set = set;
-        CHECK(error_of([&] { run(engine, std::move(late)); }).find("there is no process set") != std::string::npos);
+        CHECK(error_of([&] { run(engine, std::move(late)); }).find("there is no process set") !=
+              std::string::npos);
       }
       if (n > 1) {
         const std::string said = error_of([&] { add_set(engine, {rank == 0 ? 0 : 1}); });
@@ -253,14 +310,19 @@ TEST_CASE("process sets made and removed while the world runs") {
   });
 }
 
-TEST_CASE("different operations under one name: in any order where all ranks do both, a Mismatch on all where they cannot meet") {
+TEST_CASE(
+    "different operations under one name: in any order where all ranks do both, a Mismatch on all "
+    "where they cannot meet") {
   each_world([](ThreadWorld& world, int n) {
     if (n == 1) return;
     world.run([n](int rank, Engine& engine) {
-      const auto sum = [&](std::vector<float>& values) { return allreduce_of(values, "x", DataType::Float32); };
+      const auto sum = [&](std::vector<float>& values) {
+        return allreduce_of(values, "x", DataType::Float32);
+      };
       const auto copy = [&](std::vector<float>& values) {
         Submission broadcast = of_kind(OpKind::Broadcast, "x");
-        broadcast.tensors.push_back({values.data(), values.data(), DataType::Float32, {1}, nullptr, true});
+        broadcast.tensors.push_back(
+            {values.data(), values.data(), DataType::Float32, {1}, nullptr, true});
         return broadcast;
       };
       std::vector<float> a{1};
@@ -283,13 +345,16 @@ TEST_CASE("different operations under one name: in any order where all ranks do 
   });
 }
 
-TEST_CASE("adasum: orthogonal vectors add, parallel ones average, for any number of ranks and near the end of the range") {
+TEST_CASE(
+    "adasum: orthogonal vectors add, parallel ones average, for any number of ranks and near the "
+    "end of the range") {
   each_world([](ThreadWorld& world, int n) {
     world.run([n](int rank, Engine& engine) {
       std::vector<double> orthogonal(8, 0.0);
       orthogonal[static_cast<std::size_t>(rank)] = 1e200;
       run(engine, allreduce_of(orthogonal, "orthogonal", DataType::Float64, ReduceOp::Adasum));
-      for (std::size_t i = 0; i < 8; ++i) CHECK(orthogonal[i] == doctest::Approx(i < static_cast<std::size_t>(n) ? 1e200 : 0.0));
+      for (std::size_t i = 0; i < 8; ++i)
+        CHECK(orthogonal[i] == doctest::Approx(i < static_cast<std::size_t>(n) ? 1e200 : 0.0));
       std::vector<float> parallel(1000, 3.0F);
       run(engine, allreduce_of(parallel, "parallel", DataType::Float32, ReduceOp::Adasum));
       for (const float value : parallel) CHECK(value == doctest::Approx(3.0));
@@ -297,7 +362,9 @@ TEST_CASE("adasum: orthogonal vectors add, parallel ones average, for any number
   });
 }
 
-TEST_CASE("shutdown with work pending, across domains: what all ranks have submitted is done, the rest fails, on every rank") {
+TEST_CASE(
+    "shutdown with work pending, across domains: what all ranks have submitted is done, the rest "
+    "fails, on every rank") {
   for (int repetition = 0; repetition < 20; ++repetition)
     each_world([](ThreadWorld& world, int n) {
       std::vector<std::vector<float>> both(static_cast<std::size_t>(n), {1.0F});
@@ -307,7 +374,8 @@ TEST_CASE("shutdown with work pending, across domains: what all ranks have submi
       world.run(
           [&](int rank, Engine& engine) {
             const auto at = static_cast<std::size_t>(rank);
-            if (rank > 0) lost[at] = engine.submit(allreduce_of(alone[at], "alone", DataType::Float32));
+            if (rank > 0)
+              lost[at] = engine.submit(allreduce_of(alone[at], "alone", DataType::Float32));
             done[at] = engine.submit(allreduce_of(both[at], "both", DataType::Float32));
             CHECK(engine.shutdown());
           },

@@ -1,4 +1,5 @@
-// A failure reaches the ranks of all domains, whoever dies; what is under way and does not end is reported.
+// A failure reaches the ranks of all domains, whoever dies; what is under way and does not end is
+// reported.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -32,7 +33,8 @@ std::string text_of_failure(Engine& engine, int rank, std::initializer_list<cons
 /// Loses what comes and goes while `cut` says so.
 class CutLine final : public Transport {
  public:
-  CutLine(std::unique_ptr<Transport> wire, const std::atomic<bool>& cut) : wire_(std::move(wire)), cut_(cut) {}
+  CutLine(std::unique_ptr<Transport> wire, const std::atomic<bool>& cut)
+      : wire_(std::move(wire)), cut_(cut) {}
   [[nodiscard]] int domain() const override { return wire_->domain(); }
   [[nodiscard]] int domains() const override { return wire_->domains(); }
   void send(int to, std::span<const std::byte> bytes) override {
@@ -51,22 +53,29 @@ class CutLine final : public Transport {
 /// Lets nothing come while `held` says so, and all of it afterwards.
 class HeldLine final : public Transport {
  public:
-  HeldLine(std::unique_ptr<Transport> wire, const std::atomic<bool>& held) : wire_(std::move(wire)), held_(held) {}
+  HeldLine(std::unique_ptr<Transport> wire, const std::atomic<bool>& held)
+      : wire_(std::move(wire)), held_(held) {}
   [[nodiscard]] int domain() const override { return wire_->domain(); }
   [[nodiscard]] int domains() const override { return wire_->domains(); }
   void send(int to, std::span<const std::byte> bytes) override { wire_->send(to, bytes); }
-  std::optional<Message> receive() override { return held_.load() ? std::nullopt : wire_->receive(); }
+  std::optional<Message> receive() override {
+    return held_.load() ? std::nullopt : wire_->receive();
+  }
 
  private:
   std::unique_ptr<Transport> wire_;
   const std::atomic<bool>& held_;
 };
 
-/// A world of two hosts whose limits are as long as a beat, and in which nothing comes for longer than that while its ranks compute.
-/// Returns whether it ends in order, or nothing where it took so long that the other host may well have been silent.
+/// A world of two hosts whose limits are as long as a beat, and in which nothing comes for longer
+/// than that while its ranks compute. Returns whether it ends in order, or nothing where it took so
+/// long that the other host may well have been silent.
 std::optional<bool> quiet_world_ends_in_order() {
   std::atomic<bool> held{false};
-  WorldOptions options{.size = 2, .domains = 2, .config = {.stall_check_time = 1s, .stall_shutdown_time = 1s, .log_level = LogLevel::Off}};
+  WorldOptions options{
+      .size = 2,
+      .domains = 2,
+      .config = {.stall_check_time = 1s, .stall_shutdown_time = 1s, .log_level = LogLevel::Off}};
   options.customize = [&](int rank, EngineParts& parts) {
     if (rank == 1) parts.transport = std::make_unique<HeldLine>(std::move(parts.transport), held);
   };
@@ -102,11 +111,16 @@ TEST_CASE("whichever rank dies is named on the ranks of all domains") {
           [&](int rank, Engine& engine) {
             if (rank == victim) {
               auto values = std::vector<float>(10, 1.0F);
-              engine.wait(*engine.submit(allreduce_of(values, "before", DataType::Float32), After::Wait));
+              engine.wait(
+                  *engine.submit(allreduce_of(values, "before", DataType::Float32), After::Wait));
               return EngineProbe::die(engine);
             }
-            // The victim may die when it has its result of "before" and others do not have theirs yet.
-            named += text_of_failure<RankFailed>(engine, rank, {"before", "after"}).find(name) != std::string::npos ? 1 : 0;
+            // The victim may die when it has its result of "before" and others do not have theirs
+            // yet.
+            named += text_of_failure<RankFailed>(engine, rank, {"before", "after"}).find(name) !=
+                             std::string::npos
+                         ? 1
+                         : 0;
             engine.shutdown();
           },
           false);
@@ -115,7 +129,9 @@ TEST_CASE("whichever rank dies is named on the ranks of all domains") {
   }
 }
 
-TEST_CASE("whichever rank ends the world, all ranks of all domains have its words, whatever they wait for, and can end") {
+TEST_CASE(
+    "whichever rank ends the world, all ranks of all domains have its words, whatever they wait "
+    "for, and can end") {
   for (const auto& [size, domains] : {std::pair{2, 1}, {4, 2}, {3, 3}, {7, 3}}) {
     for (int who = 0; who < size; ++who) {
       CAPTURE(size);
@@ -126,7 +142,8 @@ TEST_CASE("whichever rank ends the world, all ranks of all domains have its word
       const std::string words = "rank " + std::to_string(who) + " ends it";
       const int others = size - 1;
       world.run([&](int rank, Engine& engine) {
-        for (int round = 0; round < 3; ++round) CHECK(text_of_failure<RankFailed>(engine, rank, {"before"}) == "nothing was thrown");
+        for (int round = 0; round < 3; ++round)
+          CHECK(text_of_failure<RankFailed>(engine, rank, {"before"}) == "nothing was thrown");
         if (rank == who) {
           while (pending < others) std::this_thread::sleep_for(1ms);
           auto values = std::vector<float>(10, 1.0F);
@@ -138,14 +155,17 @@ TEST_CASE("whichever rank ends the world, all ranks of all domains have its word
           // Some are inside wait(), some have something pending and compute, some have nothing.
           auto values = std::vector<float>(10, 1.0F);
           std::shared_ptr<HandleState> handle;
-          if (rank % 3 == 1) handle = engine.submit(allreduce_of(values, "before", DataType::Float32));
+          if (rank % 3 == 1)
+            handle = engine.submit(allreduce_of(values, "before", DataType::Float32));
           ++pending;
-          if (rank % 3 != 2) told += text_of_failure<RankFailed>(engine, rank, {"other"}) == words ? 1 : 0;
+          if (rank % 3 != 2)
+            told += text_of_failure<RankFailed>(engine, rank, {"other"}) == words ? 1 : 0;
           if (rank % 3 == 2) ++told;
           if (handle) CHECK_THROWS_WITH_AS(engine.wait(*handle), words.c_str(), RankFailed);
         }
         std::string later = "nothing was thrown";
-        while (later == "nothing was thrown") later = text_of_failure<RankFailed>(engine, rank, {"later"});
+        while (later == "nothing was thrown")
+          later = text_of_failure<RankFailed>(engine, rank, {"later"});
         told_later += later == words ? 1 : 0;
         CHECK(!engine.shutdown());
         engine.abort({Status::Code::RankFailed, "after its end"});
@@ -188,7 +208,9 @@ TEST_CASE("a batch that is under way and does not end is a stall like one that n
     config.stall_check_time = 1s;
     config.stall_shutdown_time = 2s;
     WorldOptions options{.size = 3, .domains = domains, .config = config};
-    options.customize = [](int, EngineParts& parts) { parts.backends.insert(parts.backends.begin(), std::make_unique<EndlessBackend>()); };
+    options.customize = [](int, EngineParts& parts) {
+      parts.backends.insert(parts.backends.begin(), std::make_unique<EndlessBackend>());
+    };
     ThreadWorld world(std::move(options));
     std::atomic<int> told{0};
     world.run([&](int, Engine& engine) {
@@ -205,7 +227,8 @@ TEST_CASE("a batch that is under way and does not end is a stall like one that n
 
 namespace {
 
-/// The second of three hosts is cut off, and the others go on among themselves. Returns how many get a Failure that says `who`.
+/// The second of three hosts is cut off, and the others go on among themselves. Returns how many
+/// get a Failure that says `who`.
 template <class Failure>
 int told_of_silence(Config config, const std::string& who) {
   std::atomic<bool> cut{false};
@@ -241,18 +264,23 @@ int told_of_silence(Config config, const std::string& who) {
 }  // namespace
 
 TEST_CASE("a host that is silent is a stall on the others, also while they do without it") {
-  CHECK(told_of_silence<StallTimeout>({.stall_check_time = 1s, .stall_shutdown_time = 3s}, "rank 1 ") == 2);
+  CHECK(told_of_silence<StallTimeout>({.stall_check_time = 1s, .stall_shutdown_time = 3s},
+                                      "rank 1 ") == 2);
 }
 
-TEST_CASE("a host that is silent for longer than hosts may be ends the world, whatever is said of stalls") {
+TEST_CASE(
+    "a host that is silent for longer than hosts may be ends the world, whatever is said of "
+    "stalls") {
   const std::string who =
-      "nothing has come from rank 1 for 3 s: their host may be frozen, without power or cut off (HVD_HOST_TIMEOUT_SECONDS=1)";
+      "nothing has come from rank 1 for 3 s: their host may be frozen, without power or cut off "
+      "(HVD_HOST_TIMEOUT_SECONDS=1)";
   CHECK(told_of_silence<RankFailed>({.stall_check_disable = true, .host_timeout = 1s}, who) == 2);
 }
 
 TEST_CASE("a host is not silent before some of its beats are missing, whatever the limits") {
   std::optional<bool> in_order;
-  for (int attempt = 0; attempt < 10 && !in_order; ++attempt) in_order = quiet_world_ends_in_order();
+  for (int attempt = 0; attempt < 10 && !in_order; ++attempt)
+    in_order = quiet_world_ends_in_order();
   CHECK(in_order.value_or(true));
 }
 

@@ -1,5 +1,5 @@
-/// Small operations that come back under the same name: that they cost no memory, and that they give what the general path gives,
-/// whichever way each rank goes.
+/// Small operations that come back under the same name: that they cost no memory, and that they
+/// give what the general path gives, whichever way each rank goes.
 
 #include <doctest/doctest.h>
 
@@ -29,7 +29,9 @@ thread_local std::size_t allocations = 0;
   throw std::bad_alloc();
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept {
+  std::free(memory);
+}
 #endif
 
 namespace hvd::test {
@@ -46,15 +48,20 @@ struct Work {
   Shape shape;
   std::vector<std::int32_t> input, output;
   std::vector<std::int64_t> splits;
-  std::vector<Shape> group;  // of an allreduce: the shapes of its tensors, one after the other in `input`; empty for one tensor
+  // of an allreduce: the shapes of its tensors, one after the other in `input`; empty for one
+  // tensor
+  std::vector<Shape> group;
   std::vector<SmallTensor> small;
 
-  /// `tensors`: of an allreduce, into how many its elements are cut, the last of them empty where there are more than two.
-  Work(OpKind what, int of, int ranks, int number, std::string called, std::int64_t rows, std::int64_t tensors = 1)
+  /// `tensors`: of an allreduce, into how many its elements are cut, the last of them empty where
+  /// there are more than two.
+  Work(OpKind what, int of, int ranks, int number, std::string called, std::int64_t rows,
+       std::int64_t tensors = 1)
       : kind(what), rank(of), size(ranks), round(number), name(std::move(called)), shape{rows, 3} {
     for (std::int64_t i = 0; i < 3 * rows; ++i) input.push_back(value(rank, i));
     if (tensors > 1 && kind == OpKind::Allreduce) {
-      for (std::int64_t i = 1; i < tensors; ++i) group.push_back({i == 1 && tensors == 2 ? 1 : i == tensors - 1 ? 0 : 1});
+      for (std::int64_t i = 1; i < tensors; ++i)
+        group.push_back({i == 1 && tensors == 2 ? 1 : i == tensors - 1 ? 0 : 1});
       std::int64_t left = 3 * rows;
       for (const auto& one : group) left -= element_count(one);
       group.insert(group.begin(), {left});
@@ -66,7 +73,8 @@ struct Work {
       splits.front() += rows % size;
       result = splits[static_cast<std::size_t>(rank)] * size;
     }
-    if (kind == OpKind::Reducescatter) result = scattered_rows(rows, static_cast<std::size_t>(size), static_cast<std::size_t>(rank));
+    if (kind == OpKind::Reducescatter)
+      result = scattered_rows(rows, static_cast<std::size_t>(size), static_cast<std::size_t>(rank));
     output.assign(static_cast<std::size_t>(3 * result), -1);
   }
   [[nodiscard]] std::int32_t value(int of, std::int64_t i) const {
@@ -104,17 +112,22 @@ struct Work {
     if (kind == OpKind::Barrier) return submission;
     std::int64_t at = 0;
     for (const auto& one : group) {
-      submission.tensors.push_back({input.data() + at, output.data() + at, DataType::Int32, one, nullptr, true});
+      submission.tensors.push_back(
+          {input.data() + at, output.data() + at, DataType::Int32, one, nullptr, true});
       at += element_count(one);
     }
     if (!group.empty()) return submission;
     const bool by_rows = kind == OpKind::Allgather || kind == OpKind::Alltoall;
-    submission.tensors.push_back({input.data(), by_rows ? nullptr : output.data(), DataType::Int32, shape, nullptr, true, splits});
-    submission.allocate = [this](std::size_t /*index*/, std::int64_t /*rows*/) { return static_cast<void*>(output.data()); };
+    submission.tensors.push_back({input.data(), by_rows ? nullptr : output.data(), DataType::Int32,
+                                  shape, nullptr, true, splits});
+    submission.allocate = [this](std::size_t /*index*/, std::int64_t /*rows*/) {
+      return static_cast<void*>(output.data());
+    };
     return submission;
   }
   void run(Engine& engine) {
-    if (!engine.small_calls().try_run(call())) engine.wait(*engine.submit(submission(), After::Wait));
+    if (!engine.small_calls().try_run(call()))
+      engine.wait(*engine.submit(submission(), After::Wait));
   }
 
   /// `absent`: ranks that have joined and count as zeros.
@@ -141,13 +154,17 @@ struct Work {
         const auto before = std::accumulate(splits.begin(), splits.begin() + rank, std::int64_t{0});
         const auto own = splits[static_cast<std::size_t>(rank)];
         for (int of = 0; of < size; ++of)
-          for (std::int64_t i = 3 * before; i < 3 * (before + own); ++i) wanted.push_back(value(of, i));
+          for (std::int64_t i = 3 * before; i < 3 * (before + own); ++i)
+            wanted.push_back(value(of, i));
         break;
       }
       case OpKind::Reducescatter: {
         std::int64_t before = 0;
-        for (int of = 0; of < rank; ++of) before += scattered_rows(rows, static_cast<std::size_t>(size), static_cast<std::size_t>(of));
-        const auto own = scattered_rows(rows, static_cast<std::size_t>(size), static_cast<std::size_t>(rank));
+        for (int of = 0; of < rank; ++of)
+          before +=
+              scattered_rows(rows, static_cast<std::size_t>(size), static_cast<std::size_t>(of));
+        const auto own =
+            scattered_rows(rows, static_cast<std::size_t>(size), static_cast<std::size_t>(rank));
         wanted.assign(sums.begin() + 3 * before, sums.begin() + 3 * (before + own));
         break;
       }
@@ -160,7 +177,9 @@ struct Work {
 
 }  // namespace
 
-TEST_CASE("lanes: a small operation that comes back allocates nothing, with and without a name, and gives the right values") {
+TEST_CASE(
+    "lanes: a small operation that comes back allocates nothing, with and without a name, and "
+    "gives the right values") {
   for (const int size : {1, 2, 3, 4}) {
     if (kSanitized && size == 4) continue;  // which takes as long as the others together
     for (const OpKind kind : kKinds) {
@@ -169,7 +188,9 @@ TEST_CASE("lanes: a small operation that comes back allocates nothing, with and 
         const int tensors = kind == OpKind::Allreduce && way == 2 ? 4 : 1;
         ThreadWorld world({.size = size, .config = {}});
         world.run([&](int rank, Engine& engine) {
-          constexpr int kWarm = 3 * 256;  // as many names as there are for those without; in the last round others may be in shutdown()
+          // as many names as there are for those without; in the last round others may be in
+          // shutdown()
+          constexpr int kWarm = 3 * 256;
           for (int round = 0; round < kWarm + 50; ++round) {
             Work work(kind, rank, size, round, named ? "again" : "", 5, tensors);
             const SmallCall call = work.call();
@@ -177,13 +198,18 @@ TEST_CASE("lanes: a small operation that comes back allocates nothing, with and 
             const bool in_lane = engine.small_calls().try_run(call);
             const std::size_t made = allocations - before;
             if (!in_lane) engine.wait(*engine.submit(work.submission(), After::Wait));
-            if (!work.is_right()) FAIL_CHECK("wrong values in round " << round << " of kind " << static_cast<int>(kind));
+            if (!work.is_right())
+              FAIL_CHECK("wrong values in round " << round << " of kind "
+                                                  << static_cast<int>(kind));
             if (round >= (named ? 3 : kWarm) && round < kWarm + 49 && (!in_lane || made > 0))
-              FAIL_CHECK("size " << size << " round " << round << " of kind " << static_cast<int>(kind)
-                                 << std::string(named ? "" : " without a name") << ": " << made << " allocations, "
+              FAIL_CHECK("size " << size << " round " << round << " of kind "
+                                 << static_cast<int>(kind)
+                                 << std::string(named ? "" : " without a name") << ": " << made
+                                 << " allocations, "
                                  << std::string(in_lane ? "in its lane" : "without a lane"));
           }
-          Work last(OpKind::Allreduce, rank, size, 0, "last", 1);  // what was pulled is given back when something else is staged
+          // what was pulled is given back when something else is staged
+          Work last(OpKind::Allreduce, rank, size, 0, "last", 1);
           last.run(engine);
           CHECK(EngineProbe::drop_persistent(engine) >= 1);
           CHECK(world.arena(rank).used_bytes() == 0);
@@ -193,7 +219,9 @@ TEST_CASE("lanes: a small operation that comes back allocates nothing, with and 
   }
 }
 
-TEST_CASE("lanes: memory for a result is asked for under no lock, and the block stays until it is copied") {
+TEST_CASE(
+    "lanes: memory for a result is asked for under no lock, and the block stays until it is "
+    "copied") {
   for (const OpKind kind : {OpKind::Allgather, OpKind::Alltoall, OpKind::Reducescatter}) {
     ThreadWorld world({.size = 2, .config = {}});
     world.run([&](int rank, Engine& engine) {
@@ -211,12 +239,14 @@ TEST_CASE("lanes: memory for a result is asked for under no lock, and the block 
         call.allocate = [](void* context, std::int64_t) -> void* {
           auto& [mine, its_engine, count] = *static_cast<Asking*>(context);
           ++count;
-          // What a user's allocation may well do: call the library again, and drop what is kept under the name.
+          // What a user's allocation may well do: call the library again, and drop what is kept
+          // under the name.
           static_cast<void>(its_engine.negotiator().sets().info(0));
           static_cast<void>(EngineProbe::drop_persistent(its_engine));
           return mine.output.data();
         };
-        if (!engine.small_calls().try_run(call)) engine.wait(*engine.submit(work.submission(), After::Wait));
+        if (!engine.small_calls().try_run(call))
+          engine.wait(*engine.submit(work.submission(), After::Wait));
         CHECK(work.is_right());
       }
       CHECK(asked > 0);
@@ -245,7 +275,8 @@ TEST_CASE("lanes: whichever way each rank goes, with few slots and other names i
       config.cache_capacity = capacity;
       for (int domains = 1; domains <= std::min(size, 3); ++domains) {
         CAPTURE(domains);
-        ThreadWorld world({.size = size, .domains = domains, .config = config, .cores = size < 4 ? 4U : 2U});
+        ThreadWorld world(
+            {.size = size, .domains = domains, .config = config, .cores = size < 4 ? 4U : 2U});
         world.run([&](int rank, Engine& engine) {
           std::mt19937 common(7), own(static_cast<unsigned>(rank) + 100);
           std::deque<std::pair<std::unique_ptr<Work>, std::shared_ptr<HandleState>>> under_way;
@@ -262,8 +293,11 @@ TEST_CASE("lanes: whichever way each rank goes, with few slots and other names i
             if (common() % 16 == 0) name = "once " + std::to_string(round);
             const std::int64_t tensors = common() % 3 == 0 ? 2 + common() % 2 : 1;
             auto work = std::make_unique<Work>(kind, rank, size, round, name, rows, tensors);
-            // An operation that is still under way under that name must end first, here and on all ranks alike.
-            const auto same = [&](const auto& other) { return !name.empty() && other.first->name == name && other.first->kind == kind; };
+            // An operation that is still under way under that name must end first, here and on all
+            // ranks alike.
+            const auto same = [&](const auto& other) {
+              return !name.empty() && other.first->name == name && other.first->kind == kind;
+            };
             while (std::any_of(under_way.begin(), under_way.end(), same)) finish_one();
             switch (own() % 4) {
               case 0: {
@@ -298,11 +332,13 @@ TEST_CASE("lanes: who has fallen asleep is woken by the rank that does the work 
       for (int round = 0; round < kRounds; ++round) {
         Work work(OpKind::Allreduce, rank, size, round, "again", 1);
         const auto late = static_cast<int>(common() % static_cast<unsigned>(size));
-        const std::chrono::microseconds pause(common() % 400);  // a waiting rank looks for about 100 us, then falls asleep
+        // a waiting rank looks for about 100 us, then falls asleep
+        const std::chrono::microseconds pause(common() % 400);
         if (rank == late) std::this_thread::sleep_for(pause);
         const auto begin = std::chrono::steady_clock::now();
         work.run(engine);
-        if (std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(90)) ++overslept;  // it wakes by itself after 100
+        // it wakes by itself after 100
+        if (std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(90)) ++overslept;
         if (!work.is_right()) FAIL_CHECK("wrong values in round " << round);
       }
       CHECK(overslept <= 1 + kRounds / 100);  // where the machine did not stand still
@@ -310,7 +346,8 @@ TEST_CASE("lanes: who has fallen asleep is woken by the rank that does the work 
   }
 }
 
-TEST_CASE("lanes: a rank that sends something else, joins, or calls shutdown() is noticed as ever") {
+TEST_CASE(
+    "lanes: a rank that sends something else, joins, or calls shutdown() is noticed as ever") {
   for (const int domains : {1, 2, 3}) {
     CAPTURE(domains);
     ThreadWorld world({.size = 3, .domains = domains, .config = {}});
@@ -350,7 +387,9 @@ TEST_CASE("lanes: a rank that sends something else, joins, or calls shutdown() i
   }
 }
 
-TEST_CASE("more submissions without a name than there are names wait their turn, in any order of waiting, and before a join") {
+TEST_CASE(
+    "more submissions without a name than there are names wait their turn, in any order of "
+    "waiting, and before a join") {
   for (const int domains : {1, 2}) {
     Config config;
     config.cache_capacity = 32;  // eight names

@@ -1,5 +1,5 @@
-/// Deadlines: an operation that has not ended by its own ends the world, on all ranks, with words that say who has not come. Threads as
-/// ranks.
+/// Deadlines: an operation that has not ended by its own ends the world, on all ranks, with words
+/// that say who has not come. Threads as ranks.
 
 #include "hvd/engine/health/health.h"
 
@@ -39,13 +39,15 @@ std::string said_by(const Call& call) {
   return "nothing was thrown";
 }
 
-Submission late_one(std::vector<float>& values, const std::string& name, std::chrono::nanoseconds deadline) {
+Submission late_one(std::vector<float>& values, const std::string& name,
+                    std::chrono::nanoseconds deadline) {
   Submission submission = allreduce_of(values, name, DataType::Float32);
   submission.deadline = deadline;
   return submission;
 }
 
-/// What the StallTimeout says with which the world ends. The rank polls: one that waits could be in a deadlock.
+/// What the StallTimeout says with which the world ends. The rank polls: one that waits could be in
+/// a deadlock.
 std::string words_of_end(Engine& engine) {
   std::vector<float> values(1);
   const auto pending = engine.submit(late_one(values, "until the end", 0ns));
@@ -53,19 +55,22 @@ std::string words_of_end(Engine& engine) {
   return said_by<StallTimeout>([&] { engine.wait(*pending); });
 }
 
-/// Runs a world in which `absent` does not submit what the others do, of which `late` has a deadline. Returns the words that all have.
+/// Runs a world in which `absent` does not submit what the others do, of which `late` has a
+/// deadline. Returns the words that all have.
 std::string words_without(ThreadWorld& world, int absent, int late, bool waits) {
   std::mutex mutex;
   std::set<std::string> all;
   world.run([&](int rank, Engine& engine) {
     // Ends in time, and has a way of its own from the third round on.
-    for (int round = 0; round < 5; ++round) CHECK(sum_of(engine, "step", 1) == static_cast<float>(world.size()));
+    for (int round = 0; round < 5; ++round)
+      CHECK(sum_of(engine, "step", 1) == static_cast<float>(world.size()));
     std::vector<float> values{1};
     std::string words;
     if (rank == absent) {
       words = words_of_end(engine);
     } else {
-      const auto pending = engine.submit(late_one(values, "step", rank == late ? 200ms : 0ms), waits ? After::Wait : After::Return);
+      const auto pending = engine.submit(late_one(values, "step", rank == late ? 200ms : 0ms),
+                                         waits ? After::Wait : After::Return);
       while (!waits && !pending->done) std::this_thread::sleep_for(1ms);  // by nobody's help
       try {
         engine.wait(*pending);
@@ -82,7 +87,9 @@ std::string words_without(ThreadWorld& world, int absent, int late, bool waits) 
 
 }  // namespace
 
-TEST_CASE("deadlines: whoever does not come is named on all ranks, whoever has the deadline, waited for or not") {
+TEST_CASE(
+    "deadlines: whoever does not come is named on all ranks, whoever has the deadline, waited for "
+    "or not") {
   for (const auto& [size, domains] : kLateWorlds) {
     for (const int absent : {0, size / 2, size - 1}) {
       const int late = absent == size - 1 ? 0 : size - 1;
@@ -91,10 +98,12 @@ TEST_CASE("deadlines: whoever does not come is named on all ranks, whoever has t
         CAPTURE(domains);
         CAPTURE(absent);
         CAPTURE(waits);
-        ThreadWorld world({.size = size, .domains = domains, .config = {.log_level = LogLevel::Off}});
+        ThreadWorld world(
+            {.size = size, .domains = domains, .config = {.log_level = LogLevel::Off}});
         const auto words = words_without(world, absent, late, waits);
         CAPTURE(words);
-        const std::string begin = "allreduce 'step' of rank " + std::to_string(late) + " has not ended by its deadline of 200 ms: ";
+        const std::string begin = "allreduce 'step' of rank " + std::to_string(late) +
+                                  " has not ended by its deadline of 200 ms: ";
         CHECK(words.starts_with(begin));
         const std::string who = words.substr(std::min(words.size(), begin.size()));
         const std::string exactly = "rank " + std::to_string(absent) + " has not submitted it";
@@ -115,9 +124,13 @@ TEST_CASE("deadlines: several that do not come, on several hosts") {
     if (rank == 1 || rank == 2 || rank == 3) {
       words = words_of_end(engine);
     } else {
-      words = said_by<StallTimeout>([&] { engine.wait(*engine.submit(late_one(values, "x", 100ms))); });
+      words =
+          said_by<StallTimeout>([&] { engine.wait(*engine.submit(late_one(values, "x", 100ms))); });
     }
-    told += words.ends_with(": rank 1 has not submitted it; some of ranks 2-3 have not submitted it") ? 1 : 0;
+    told +=
+        words.ends_with(": rank 1 has not submitted it; some of ranks 2-3 have not submitted it")
+            ? 1
+            : 0;
     if (!told) MESSAGE(words);
   });
   CHECK(told == 6);
@@ -126,7 +139,9 @@ TEST_CASE("deadlines: several that do not come, on several hosts") {
 TEST_CASE("deadlines: within one host's process set, and of ranks that have joined") {
   for (const int domains : {1, 2}) {
     CAPTURE(domains);
-    ThreadWorld world({.size = 4, .domains = domains, .config = {.log_level = LogLevel::Off, .process_sets = {{2, 3}}}});
+    ThreadWorld world({.size = 4,
+                       .domains = domains,
+                       .config = {.log_level = LogLevel::Off, .process_sets = {{2, 3}}}});
     std::atomic<int> told{0};
     world.run([&](int rank, Engine& engine) {
       std::vector<float> values{1};
@@ -137,7 +152,11 @@ TEST_CASE("deadlines: within one host's process set, and of ranks that have join
       Submission submission = late_one(values, "of two", 100ms);
       submission.process_set = 1;
       const auto pending = engine.submit(std::move(submission));
-      told += said_by<StallTimeout>([&] { engine.wait(*pending); }).ends_with(": rank 3 has not submitted it") ? 1 : 0;
+      told += said_by<StallTimeout>([&] {
+                engine.wait(*pending);
+              }).ends_with(": rank 3 has not submitted it")
+                  ? 1
+                  : 0;
     });
     CHECK(told == 4);
   }
@@ -156,7 +175,8 @@ TEST_CASE("deadlines: what ends in time harms nobody later, and one that is far 
         CHECK(first.front() + second.front() == 6);
       }
       std::vector<float> far{1};
-      engine.wait(*engine.submit(late_one(far, "far", std::chrono::nanoseconds::max()), After::Wait));
+      engine.wait(
+          *engine.submit(late_one(far, "far", std::chrono::nanoseconds::max()), After::Wait));
       std::this_thread::sleep_for(3300ms);
       CHECK(sum_of(engine, "async", 1) == 3);  // the name's next round has none
       CHECK(sum_of(engine, "waited", 1) == 3);
@@ -168,7 +188,9 @@ TEST_CASE("deadlines: a batch that does not end, and a deadline that makes no se
   for (const int domains : {1, 2, 3}) {
     CAPTURE(domains);
     WorldOptions options{.size = 3, .domains = domains, .config = {.log_level = LogLevel::Off}};
-    options.customize = [](int, EngineParts& parts) { parts.backends.insert(parts.backends.begin(), std::make_unique<EndlessBackend>()); };
+    options.customize = [](int, EngineParts& parts) {
+      parts.backends.insert(parts.backends.begin(), std::make_unique<EndlessBackend>());
+    };
     ThreadWorld world(std::move(options));
     std::atomic<int> told{0};
     world.run([&](int rank, Engine& engine) {
@@ -180,10 +202,11 @@ TEST_CASE("deadlines: a batch that does not end, and a deadline that makes no se
       group.tensors.push_back(allreduce_of(more, "", DataType::Int64).tensors.front());
       group.tensors.front().name = "fc.weight";
       if (rank == 1) group.deadline = 150ms;
-      const auto words = said_by<StallTimeout>([&] { engine.wait(*engine.submit(std::move(group))); });
+      const auto words =
+          said_by<StallTimeout>([&] { engine.wait(*engine.submit(std::move(group))); });
       told += words.starts_with(
-                  "allreduce 'endless' (fc.weight and 1 more) of rank 1 has not ended by its deadline of 150 ms: all ranks "
-                  "have submitted it, but its batch does not end")
+                  "allreduce 'endless' (fc.weight and 1 more) of rank 1 has not ended by its "
+                  "deadline of 150 ms: all ranks have submitted it, but its batch does not end")
                   ? 1
                   : 0;
     });
@@ -192,13 +215,18 @@ TEST_CASE("deadlines: a batch that does not end, and a deadline that makes no se
 }
 
 TEST_CASE("deadlines: the words of a report, and what is no report") {
-  const auto text = [](std::chrono::nanoseconds deadline, std::vector<int> missing, std::vector<std::vector<int>> some_of) {
-    return late_status({{0, OpKind::Broadcast, "b"}, 4, deadline, std::move(missing), std::move(some_of)}).text();
+  const auto text = [](std::chrono::nanoseconds deadline, std::vector<int> missing,
+                       std::vector<std::vector<int>> some_of) {
+    return late_status(
+               {{0, OpKind::Broadcast, "b"}, 4, deadline, std::move(missing), std::move(some_of)})
+        .text();
   };
-  CHECK(text(5s, {3}, {}) == "broadcast 'b' of rank 4 has not ended by its deadline of 5 s: rank 3 has not submitted it");
+  CHECK(
+      text(5s, {3}, {}) ==
+      "broadcast 'b' of rank 4 has not ended by its deadline of 5 s: rank 3 has not submitted it");
   CHECK(text(1500us, {5, 1, 2}, {{6, 7}}) ==
-        "broadcast 'b' of rank 4 has not ended by its deadline of 1500 us: ranks 1-2, 5 have not submitted it; some of ranks 6-7 have not "
-        "submitted it");
+        "broadcast 'b' of rank 4 has not ended by its deadline of 1500 us: ranks 1-2, 5 have not "
+        "submitted it; some of ranks 6-7 have not submitted it");
   const LateReport report{{3, OpKind::Alltoall, "a"}, 2, 1ns, {1}, {{4, 5}, {7}}};
   Writer writer;
   encode(writer, report);
@@ -206,7 +234,8 @@ TEST_CASE("deadlines: the words of a report, and what is no report") {
   Reader reader(bytes);
   const LateReport read = decode_late_report(reader);
   CHECK(reader.at_end());
-  CHECK((read.key == report.key && read.rank == 2 && read.deadline == 1ns && read.missing == report.missing));
+  CHECK((read.key == report.key && read.rank == 2 && read.deadline == 1ns &&
+         read.missing == report.missing));
   CHECK(read.some_of == report.some_of);
   for (std::size_t length = 0; length < bytes.size(); ++length) {
     Reader cut(std::span<const std::byte>(bytes).first(length));

@@ -1,5 +1,5 @@
-// Leaders of several hosts with engines around them: what passes through those that have nothing to do themselves, and what is said of
-// names after other names were decided.
+// Leaders of several hosts with engines around them: what passes through those that have nothing to
+// do themselves, and what is said of names after other names were decided.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -12,7 +12,9 @@
 
 namespace hvd::test {
 
-TEST_CASE("leaders: operations of ranks on other hosts do not wait for a leader that has nothing to do itself") {
+TEST_CASE(
+    "leaders: operations of ranks on other hosts do not wait for a leader that has nothing to do "
+    "itself") {
   constexpr int kOperations = 100;
   for (const int domains : {3, 4, 6}) {
     CAPTURE(domains);
@@ -33,14 +35,17 @@ TEST_CASE("leaders: operations of ranks on other hosts do not wait for a leader 
         }
         ++done;
       }
-      while (done < 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));  // this rank computes
+      // this rank computes
+      while (done < 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     });
     // With a look every 100 ms these take 10 s and more.
     CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
   }
 }
 
-TEST_CASE("leaders: different operations under one name are told of, also when other names were decided or refused before") {
+TEST_CASE(
+    "leaders: different operations under one name are told of, also when other names were decided "
+    "or refused before") {
   for (const int domains : {1, 2, 3}) {
     CAPTURE(domains);
     WorldOptions options{.size = 4, .domains = domains, .config = {}};
@@ -49,11 +54,14 @@ TEST_CASE("leaders: different operations under one name are told of, also when o
     world.run([](int rank, Engine& engine) {
       for (int i = 0; i < 3; ++i) {
         std::vector<float> values(1);
-        engine.wait(*engine.submit(allreduce_of(values, "before " + std::to_string(i), DataType::Float32), After::Wait));
+        engine.wait(*engine.submit(
+            allreduce_of(values, "before " + std::to_string(i), DataType::Float32), After::Wait));
       }
       if (rank == 3) return;  // and leaves
       std::vector<float> values(1);
-      CHECK_THROWS_AS(engine.wait(*engine.submit(allreduce_of(values, "refused", DataType::Float32), After::Wait)), Shutdown);
+      CHECK_THROWS_AS(engine.wait(*engine.submit(allreduce_of(values, "refused", DataType::Float32),
+                                                 After::Wait)),
+                      Shutdown);
       for (int round = 0; round < 2; ++round) {
         Submission submission = allreduce_of(values, "disputed", DataType::Float32);
         if (rank == 1) submission.kind = OpKind::Allgather;

@@ -20,7 +20,9 @@ void with_leavers(const std::function<void(MpiWorld& world, int leaver, int roun
 
 }  // namespace
 
-TEST_CASE("leaving: over a wire, what is decided and not yet read where the rank leaves does not hold up the others") {
+TEST_CASE(
+    "leaving: over a wire, what is decided and not yet read where the rank leaves does not hold up "
+    "the others") {
   with_leavers([](MpiWorld& world, int leaver, int rounds) {
     LastSubmission program(mpi_size(), leaver, rounds);
     program.run(mpi_rank(), world.engine());
@@ -30,7 +32,9 @@ TEST_CASE("leaving: over a wire, what is decided and not yet read where the rank
 }
 
 TEST_CASE("leaving: over a wire, a thread goes on submitting while another one shuts down") {
-  with_leavers([](MpiWorld& world, int leaver, int rounds) { SubmitsDuringShutdown(leaver, rounds).run(mpi_rank(), world.engine()); });
+  with_leavers([](MpiWorld& world, int leaver, int rounds) {
+    SubmitsDuringShutdown(leaver, rounds).run(mpi_rank(), world.engine());
+  });
 }
 
 }  // namespace hvd::test

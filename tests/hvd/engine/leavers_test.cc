@@ -1,4 +1,5 @@
-// A rank that calls shutdown() while others wait for it: they are told, all alike, and what does not need it goes on.
+// A rank that calls shutdown() while others wait for it: they are told, all alike, and what does
+// not need it goes on.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -27,7 +28,8 @@ constexpr Size kSizes[] = {{2, 1}, {2, 2}, {3, 1}, {3, 2}, {3, 3}, {4, 2}, {6, 1
 
 }  // namespace
 
-TEST_CASE("leaving: who waits for a rank that has left is told, again and again, and the others go on") {
+TEST_CASE(
+    "leaving: who waits for a rank that has left is told, again and again, and the others go on") {
   for (const auto& [ranks, domains] : kSizes) {
     for (const int leaver : {0, ranks - 1}) {
       CAPTURE(ranks);
@@ -48,7 +50,8 @@ TEST_CASE("leaving: who waits for a rank that has left is told, again and again,
           CHECK(is_told(words_of(engine, "before"), leaver, "before"));
           for (int i = 0; i < 10; ++i) {
             std::vector<float> own(5, static_cast<float>(rank + i));
-            engine.wait(*engine.submit(sum_of(own, formatted("of the others {}", i % 3), 1), After::Wait));
+            engine.wait(
+                *engine.submit(sum_of(own, formatted("of the others {}", i % 3), 1), After::Wait));
             float sum = 0;
             for (const int other : others) sum += static_cast<float>(other + i);
             CHECK(own == std::vector<float>(5, sum));
@@ -59,7 +62,8 @@ TEST_CASE("leaving: who waits for a rank that has left is told, again and again,
   }
 }
 
-TEST_CASE("leaving: one of a host waits, another of it does not, and the one that left is elsewhere") {
+TEST_CASE(
+    "leaving: one of a host waits, another of it does not, and the one that left is elsewhere") {
   for (const int domains : {1, 2, 3}) {
     CAPTURE(domains);
     ThreadWorld world({.size = 6, .domains = domains, .config = {}});
@@ -70,7 +74,8 @@ TEST_CASE("leaving: one of a host waits, another of it does not, and the one tha
       while (rank % 2 == 1 && told < 3) std::this_thread::yield();
       // By then others have left too: of them the first is named.
       const std::string words = words_of(engine, "half");
-      CHECK(words.find("has ended, or called hvd::shutdown(), without submitting it") != std::string::npos);
+      CHECK(words.find("has ended, or called hvd::shutdown(), without submitting it") !=
+            std::string::npos);
       if (rank % 2 == 0) CHECK(is_told(words, 5, "half"));
       ++told;
       while (told < 3) std::this_thread::yield();
@@ -78,7 +83,9 @@ TEST_CASE("leaving: one of a host waits, another of it does not, and the one tha
   }
 }
 
-TEST_CASE("leaving: what a rank has submitted before it leaves takes place, also what waits for its name") {
+TEST_CASE(
+    "leaving: what a rank has submitted before it leaves takes place, also what waits for its "
+    "name") {
   constexpr int kUnnamed = 600;  // more than there are names for at once
   for (const auto& [ranks, domains] : kSizes) {
     CAPTURE(ranks);
@@ -93,7 +100,8 @@ TEST_CASE("leaving: what a rank has submitted before it leaves takes place, also
           mine.assign(kUnnamed, std::vector<float>(2, static_cast<float>(rank + 1)));
           // The last rank comes when all others are about to leave, or have left.
           while (rank == ranks - 1 && left < ranks - 1) std::this_thread::yield();
-          for (auto& values : mine) pending[static_cast<std::size_t>(rank)].push_back(engine.submit(sum_of(values, "")));
+          for (auto& values : mine)
+            pending[static_cast<std::size_t>(rank)].push_back(engine.submit(sum_of(values, "")));
           ++left;
           if (rank == ranks - 1)
             for (const auto& each : pending.back()) engine.wait(*each);
@@ -108,7 +116,9 @@ TEST_CASE("leaving: what a rank has submitted before it leaves takes place, also
   }
 }
 
-TEST_CASE("leaving: a name that all have submitted is reduced, any other fails on all that have, whoever leaves when") {
+TEST_CASE(
+    "leaving: a name that all have submitted is reduced, any other fails on all that have, whoever "
+    "leaves when") {
   constexpr int kNames = 12;
   std::mt19937 random(7);
   for (int program = 0; program < 60; ++program) {
@@ -120,10 +130,12 @@ TEST_CASE("leaving: a name that all have submitted is reduced, any other fails o
     if (ranks > 2) options.config.process_sets = {{0, ranks - 1}, {1, ranks - 1}};
     std::vector<int> set_of(kNames);
     for (auto& set : set_of) set = ranks > 2 ? static_cast<int>(random() % 3) : 0;
-    std::vector<std::vector<bool>> submits(static_cast<std::size_t>(ranks), std::vector<bool>(kNames));
+    std::vector<std::vector<bool>> submits(static_cast<std::size_t>(ranks),
+                                           std::vector<bool>(kNames));
     std::vector<std::vector<int>> pauses(static_cast<std::size_t>(ranks), std::vector<int>(kNames));
     for (auto& of_rank : submits)
-      for (int name = 0; name < kNames; ++name) of_rank[static_cast<std::size_t>(name)] = random() % 10 < 8;
+      for (int name = 0; name < kNames; ++name)
+        of_rank[static_cast<std::size_t>(name)] = random() % 10 < 8;
     for (auto& of_rank : pauses)
       for (auto& pause : of_rank) pause = static_cast<int>(random() % 20);
     const auto has_rank = [&](int name, int rank) {
@@ -140,7 +152,8 @@ TEST_CASE("leaving: a name that all have submitted is reduced, any other fails o
       for (int name = 0; name < kNames; ++name) {
         const auto n = static_cast<std::size_t>(name);
         for (int i = 0; i < pauses[r][n]; ++i) std::this_thread::yield();
-        if (submits[r][n] && has_rank(name, rank)) pending[r][n] = engine.submit(sum_of(all[r][n], formatted("n{}", name), set_of[n]));
+        if (submits[r][n] && has_rank(name, rank))
+          pending[r][n] = engine.submit(sum_of(all[r][n], formatted("n{}", name), set_of[n]));
       }
     });
     for (int name = 0; name < kNames; ++name) {
@@ -149,7 +162,8 @@ TEST_CASE("leaving: a name that all have submitted is reduced, any other fails o
       bool everybody = true;
       float sum = 0;
       for (int rank = 0; rank < ranks; ++rank) {
-        everybody = everybody && (!has_rank(name, rank) || submits[static_cast<std::size_t>(rank)][n]);
+        everybody =
+            everybody && (!has_rank(name, rank) || submits[static_cast<std::size_t>(rank)][n]);
         if (has_rank(name, rank)) sum += static_cast<float>(rank + 1);
       }
       for (int rank = 0; rank < ranks; ++rank) {
@@ -165,7 +179,9 @@ TEST_CASE("leaving: a name that all have submitted is reduced, any other fails o
   }
 }
 
-TEST_CASE("leaving: a rank that has joined is missed by nobody when it leaves, and one that has not by all who join") {
+TEST_CASE(
+    "leaving: a rank that has joined is missed by nobody when it leaves, and one that has not by "
+    "all who join") {
   for (const auto& [ranks, domains] : kSizes) {
     CAPTURE(ranks);
     CAPTURE(domains);
@@ -186,7 +202,8 @@ namespace {
 
 constexpr Size kSpanning[] = {{2, 2}, {3, 3}, {3, 2}, {4, 2}, {6, 3}};
 
-/// Calls `body(world, leaver, rounds)` for worlds of several domains, between which messages come at once, or late.
+/// Calls `body(world, leaver, rounds)` for worlds of several domains, between which messages come
+/// at once, or late.
 void with_leavers(const std::function<void(ThreadWorld& world, int leaver, int rounds)>& body) {
   constexpr int kCycles = 20;  // of each size
   for (const auto& [ranks, domains] : kSpanning) {
@@ -198,7 +215,9 @@ void with_leavers(const std::function<void(ThreadWorld& world, int leaver, int r
       if (cycle % 4 == 3)
         options.customize = [cycle](int rank, EngineParts& parts) {
           const auto seed = static_cast<unsigned>(100 * cycle + rank);
-          if (parts.transport) parts.transport = std::make_unique<LateTransport>(std::move(parts.transport), seed, 300us);
+          if (parts.transport)
+            parts.transport =
+                std::make_unique<LateTransport>(std::move(parts.transport), seed, 300us);
         };
       ThreadWorld world(options);
       body(world, cycle % ranks, cycle % 20);
@@ -208,7 +227,8 @@ void with_leavers(const std::function<void(ThreadWorld& world, int leaver, int r
 
 }  // namespace
 
-TEST_CASE("leaving: what is decided and not yet read where the rank leaves does not hold up the others") {
+TEST_CASE(
+    "leaving: what is decided and not yet read where the rank leaves does not hold up the others") {
   with_leavers([](ThreadWorld& world, int leaver, int rounds) {
     LastSubmission program(world.size(), leaver, rounds);
     world.run([&](int rank, Engine& engine) { program.run(rank, engine); });

@@ -56,7 +56,8 @@ TEST_CASE("who does not come is named, and may come later; the world lives on") 
 TEST_CASE("ranks that have left are missed at once") {
   on_worlds(
       [&](int rank, int size, Engine& engine) {
-        if (rank == 0) CHECK(engine.peer_calls().meet(1h).size() == static_cast<std::size_t>(size - 1));
+        if (rank == 0)
+          CHECK(engine.peer_calls().meet(1h).size() == static_cast<std::size_t>(size - 1));
         engine.shutdown();
       },
       false);

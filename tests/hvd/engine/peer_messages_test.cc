@@ -1,4 +1,5 @@
-// send and recv among ranks that are threads, of one to three domains, with direct copies and without.
+// send and recv among ranks that are threads, of one to three domains, with direct copies and
+// without.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -27,7 +28,13 @@ Values values_of(int from, int tag, int number, std::size_t count) {
 }
 
 PeerCall call_of(Values& values, int peer, int tag = 0) {
-  return {values.data(), values.data(), DataType::Int32, static_cast<std::int64_t>(values.size()), peer, tag, {}};
+  return {values.data(),
+          values.data(),
+          DataType::Int32,
+          static_cast<std::int64_t>(values.size()),
+          peer,
+          tag,
+          {}};
 }
 
 /// One rank's way to the others.
@@ -37,7 +44,9 @@ struct Post {
 
   [[nodiscard]] int next(int by = 1) const { return (rank + by) % size; }
   [[nodiscard]] int before(int by = 1) const { return (rank + size - by % size) % size; }
-  void send(Values values, int to, int tag = 0) const { engine.peer_calls().send(call_of(values, to, tag)); }
+  void send(Values values, int to, int tag = 0) const {
+    engine.peer_calls().send(call_of(values, to, tag));
+  }
   [[nodiscard]] Values recv(std::size_t count, int from, int tag = 0) const {
     Values values(count, -1);
     const int came = engine.peer_calls().receive(call_of(values, from, tag));
@@ -47,7 +56,8 @@ struct Post {
   [[nodiscard]] std::shared_ptr<HandleState> start_send(Values& values, int to, int tag = 0) const {
     return engine.peer_calls().start_send(call_of(values, to, tag));
   }
-  [[nodiscard]] std::shared_ptr<HandleState> start_recv(Values& values, int from, int tag = 0) const {
+  [[nodiscard]] std::shared_ptr<HandleState> start_recv(Values& values, int from,
+                                                        int tag = 0) const {
     return engine.peer_calls().start_receive(call_of(values, from, tag));
   }
   void wait(const std::shared_ptr<HandleState>& pending) const { engine.wait(*pending); }
@@ -62,16 +72,18 @@ struct Layout {
   int size, domains;
   DirectCopies copies;
 };
-const Layout kLayouts[] = {{1, 1, DirectCopies::On}, {2, 1, DirectCopies::On},  {2, 1, DirectCopies::Off},
-                           {4, 1, DirectCopies::On}, {2, 2, DirectCopies::On},  {3, 3, DirectCopies::On},
-                           {4, 2, DirectCopies::On}, {4, 2, DirectCopies::Off}, {5, 3, DirectCopies::On}};
+const Layout kLayouts[] = {
+    {1, 1, DirectCopies::On}, {2, 1, DirectCopies::On},  {2, 1, DirectCopies::Off},
+    {4, 1, DirectCopies::On}, {2, 2, DirectCopies::On},  {3, 3, DirectCopies::On},
+    {4, 2, DirectCopies::On}, {4, 2, DirectCopies::Off}, {5, 3, DirectCopies::On}};
 
 std::string text_of(const Layout& layout) {
   return std::to_string(layout.size) + " ranks, " + std::to_string(layout.domains) + " domains" +
          (layout.copies == DirectCopies::Off ? ", no direct copies" : "");
 }
 
-void on_layouts(const std::function<void(const Post&)>& body, bool shut_down = true, int least = 1) {
+void on_layouts(const std::function<void(const Post&)>& body, bool shut_down = true,
+                int least = 1) {
   for (const Layout& layout : kLayouts) {
     if (layout.size < least) continue;
     CAPTURE(text_of(layout));
@@ -92,9 +104,12 @@ std::string text_of_failure(const Call& call) {
   }
   return "nothing was thrown";
 }
-bool has(const std::string& text, const std::string& word) { return text.find(word) != std::string::npos; }
+bool has(const std::string& text, const std::string& word) {
+  return text.find(word) != std::string::npos;
+}
 
-constexpr std::size_t kCounts[] = {0, 1, 3, 6, 7, 16, 17, 1000, 2047, 2048, 2049, 5000, 20'000, 300'001, 3'000'000};
+constexpr std::size_t kCounts[] = {0,    1,    3,    6,    7,      16,      17,       1000,
+                                   2047, 2048, 2049, 5000, 20'000, 300'001, 3'000'000};
 
 TEST_CASE("messages of every size go round") {
   on_layouts([](const Post& post) {
@@ -140,8 +155,10 @@ TEST_CASE("order holds for each pair and tag, tags do not hold each other up") {
     std::vector<Values> out;
     std::vector<std::shared_ptr<HandleState>> sent;
     for (int number = 0; number < kMessages; ++number)
-      for (int tag = 0; tag < 3; ++tag) out.push_back(values_of(post.rank, tag, number, number % 7 == 3 ? 30'000 : 5));
-    for (int i = 0; i < kMessages * 3; ++i) sent.push_back(post.start_send(out[static_cast<std::size_t>(i)], post.next(), i % 3));
+      for (int tag = 0; tag < 3; ++tag)
+        out.push_back(values_of(post.rank, tag, number, number % 7 == 3 ? 30'000 : 5));
+    for (int i = 0; i < kMessages * 3; ++i)
+      sent.push_back(post.start_send(out[static_cast<std::size_t>(i)], post.next(), i % 3));
     for (int tag = 2; tag >= 0; --tag)
       for (int number = 0; number < kMessages; ++number)
         CHECK(post.recv(number % 7 == 3 ? 30'000 : 5, post.before(), tag) ==
@@ -156,7 +173,8 @@ TEST_CASE("a recv from any rank says from whom, and each rank's messages stay in
     for (const std::size_t count : {std::size_t{2}, std::size_t{9000}}) {
       post.barrier();  // the messages of one size at a time
       if (post.rank != 0) {
-        for (int number = 0; number < kEach; ++number) post.send(values_of(post.rank, 1, number, count), 0, 1);
+        for (int number = 0; number < kEach; ++number)
+          post.send(values_of(post.rank, 1, number, count), 0, 1);
         continue;
       }
       std::vector<int> seen(static_cast<std::size_t>(post.size));
@@ -187,7 +205,8 @@ TEST_CASE("many are in flight, more than what is sent before it is asked for") {
       pending.push_back(post.start_send(out[static_cast<std::size_t>(number)], post.next(), 7));
     }
     post.barrier();  // nobody has received any
-    CHECK(std::any_of(pending.begin(), pending.end(), [](const auto& one) { return !one->done.load(); }));
+    CHECK(std::any_of(pending.begin(), pending.end(),
+                      [](const auto& one) { return !one->done.load(); }));
     CHECK(pending.front()->done.load());
     post.barrier();  // all have looked
     for (int number = 0; number < kMessages; ++number)
@@ -205,7 +224,8 @@ TEST_CASE("a message that the recv does not fit is a Mismatch, and gone") {
       const auto bad_sent = post.start_send(out, post.next(), 2);
       const auto good_sent = post.start_send(good, post.next(), 2);
       Values small(count - 1, -7);
-      const std::string text = text_of_failure<Mismatch>([&] { post.engine.peer_calls().receive(call_of(small, post.before(), 2)); });
+      const std::string text = text_of_failure<Mismatch>(
+          [&] { post.engine.peer_calls().receive(call_of(small, post.before(), 2)); });
       CHECK(has(text, "from rank " + std::to_string(post.before())));
       CHECK(has(text, std::to_string(count)));
       CHECK(small == Values(count - 1, -7));
@@ -218,8 +238,13 @@ TEST_CASE("a message that the recv does not fit is a Mismatch, and gone") {
       }
       // Of another type, and a recv that came first.
       std::vector<float> other(count);
-      const auto pending = post.engine.peer_calls().start_receive(
-          {nullptr, other.data(), DataType::Float32, static_cast<std::int64_t>(count), post.before(), 3, {}});
+      const auto pending = post.engine.peer_calls().start_receive({nullptr,
+                                                                   other.data(),
+                                                                   DataType::Float32,
+                                                                   static_cast<std::int64_t>(count),
+                                                                   post.before(),
+                                                                   3,
+                                                                   {}});
       static_cast<void>(text_of_failure<Mismatch>([&] { post.send(out, post.next(), 3); }));
       CHECK(has(text_of_failure<Mismatch>([&] { post.wait(pending); }), "float32"));
       post.barrier();
@@ -250,13 +275,15 @@ TEST_CASE("several threads of each rank send and receive at once, beside collect
           const std::size_t count = round % 4 == 0 ? 40'000 : 9;
           Values out = values_of(post.rank, thread, round, count);
           const auto sent = post.start_send(out, post.next(), thread);
-          CHECK(post.recv(count, post.before(), thread) == values_of(post.before(), thread, round, count));
+          CHECK(post.recv(count, post.before(), thread) ==
+                values_of(post.before(), thread, round, count));
           post.wait(sent);
         }
       });
     for (int round = 0; round < kRounds; ++round) {
       std::vector<float> values(100, 1);
-      post.engine.wait(*post.engine.submit(allreduce_of(values, "beside", DataType::Float32), After::Wait));
+      post.engine.wait(
+          *post.engine.submit(allreduce_of(values, "beside", DataType::Float32), After::Wait));
       CHECK(values.front() == static_cast<float>(post.size));
     }
     for (auto& thread : threads) thread.join();
@@ -269,7 +296,8 @@ TEST_CASE("an idle rank's coordination thread serves its recvs and sends") {
     Values in(kCount), out = values_of(post.rank, 0, 0, kCount);
     const auto received = post.start_recv(in, post.before());
     const auto sent = post.start_send(out, post.next());
-    while (!received->done.load() || !sent->done.load()) std::this_thread::sleep_for(1ms);  // nobody drives
+    // nobody drives
+    while (!received->done.load() || !sent->done.load()) std::this_thread::sleep_for(1ms);
     CHECK(in == values_of(post.before(), 0, 0, kCount));
     post.barrier();
   });
@@ -287,7 +315,8 @@ TEST_CASE("random programs: who sends what to whom, in any order of waits") {
       for (int number = 0; number < 80; ++number) {
         const auto pick = [&](std::size_t below) { return static_cast<int>(shared() % below); };
         const std::size_t counts[] = {0, 1, 5, 6, 7, 500, 2048, 2049, 9000, 70'000};
-        plan.push_back({pick(static_cast<std::size_t>(post.size)), pick(static_cast<std::size_t>(post.size)), pick(3), number,
+        plan.push_back({pick(static_cast<std::size_t>(post.size)),
+                        pick(static_cast<std::size_t>(post.size)), pick(3), number,
                         counts[static_cast<std::size_t>(pick(std::size(counts)))]});
       }
       std::mt19937 own(seed * 100 + static_cast<unsigned>(post.rank));
@@ -314,12 +343,13 @@ TEST_CASE("random programs: who sends what to whom, in any order of waits") {
       std::shuffle(pending.begin(), pending.end(), own);
       for (const auto& one : pending) post.wait(one);
       for (const std::size_t i : recvs)
-        CHECK(memory[plan.size() + i] == values_of(plan[i].from, plan[i].tag, plan[i].number, plan[i].count));
+        CHECK(memory[plan.size() + i] ==
+              values_of(plan[i].from, plan[i].tag, plan[i].number, plan[i].count));
     });
   }
 }
 
-// ------------------------------------------------------------------------------------------------------------------------ ends
+// -------------------------------------------------------------------------------------------- ends
 
 TEST_CASE("what is pending at shutdown() fails once, and a recv from who has left says so") {
   on_layouts(
@@ -336,7 +366,8 @@ TEST_CASE("what is pending at shutdown() fails once, and a recv from who has lef
           CHECK_THROWS_AS(post.wait(any), Shutdown);
           CHECK_THROWS_AS(post.send(never, 1), Shutdown);
         } else {
-          const std::string text = text_of_failure<Shutdown>([&] { static_cast<void>(post.recv(3, 0, 5)); });
+          const std::string text =
+              text_of_failure<Shutdown>([&] { static_cast<void>(post.recv(3, 0, 5)); });
           CHECK(has(text, "rank 0"));
           CHECK(has(text_of_failure<Shutdown>([&] { post.send(out, 0, 77); }), "rank 0"));
           post.engine.shutdown();
@@ -374,7 +405,9 @@ TEST_CASE("a recv from any rank ends when all others have left") {
       [](const Post& post) {
         if (post.rank == 0) {
           CHECK(post.recv(1, kAnyPeer, 3).front() == 42);
-          CHECK(has(text_of_failure<Shutdown>([&] { static_cast<void>(post.recv(1, kAnyPeer, 3)); }), "all other ranks"));
+          CHECK(
+              has(text_of_failure<Shutdown>([&] { static_cast<void>(post.recv(1, kAnyPeer, 3)); }),
+                  "all other ranks"));
         } else if (post.rank == post.size - 1) {
           std::this_thread::sleep_for(10ms);
           post.send({42}, 0, 3);
@@ -385,7 +418,8 @@ TEST_CASE("a recv from any rank ends when all others have left") {
 }
 
 TEST_CASE("a peer that dies ends what waits for it") {
-  for (const Layout& layout : {Layout{2, 1, DirectCopies::On}, Layout{3, 1, DirectCopies::Off}, Layout{5, 2, DirectCopies::On}}) {
+  for (const Layout& layout : {Layout{2, 1, DirectCopies::On}, Layout{3, 1, DirectCopies::Off},
+                               Layout{5, 2, DirectCopies::On}}) {
     CAPTURE(text_of(layout));
     WorldOptions options{.size = layout.size, .domains = layout.domains};
     options.config.direct_copies = layout.copies;
@@ -401,7 +435,8 @@ TEST_CASE("a peer that dies ends what waits for it") {
           Values in(100'000), out(100'000);
           const auto sent = post.start_send(out, 1, 1);
           post.barrier();
-          CHECK(has(text_of_failure<RankFailed>([&] { static_cast<void>(post.recv(4, 1)); }), "rank 1"));
+          CHECK(has(text_of_failure<RankFailed>([&] { static_cast<void>(post.recv(4, 1)); }),
+                    "rank 1"));
           CHECK_THROWS_AS(post.wait(sent), RankFailed);
           CHECK_THROWS_AS(post.send(in, 1), RankFailed);
         },
@@ -421,7 +456,8 @@ TEST_CASE("a recv that waits too long is a StallTimeout") {
           Values never(1);
           const auto call = call_of(never, 1 - rank, 6);
           if (rank == 0) {
-            CHECK(has(text_of_failure<StallTimeout>([&] { engine.peer_calls().receive(call); }), "recv from rank 1 with tag 6"));
+            CHECK(has(text_of_failure<StallTimeout>([&] { engine.peer_calls().receive(call); }),
+                      "recv from rank 1 with tag 6"));
           } else {  // nobody waits for this one: it is not late
             const auto pending = engine.peer_calls().start_receive(call);
             while (!pending->done.load()) std::this_thread::sleep_for(10ms);

@@ -1,5 +1,6 @@
-/// Operations on the fast path whose callers come back for the result later, or never: in different orders, several at once, and next to
-/// ranks that take the long way. (That a call which waits at once costs no memory and gives the right values: fast_path_test.cc.)
+/// Operations on the fast path whose callers come back for the result later, or never: in different
+/// orders, several at once, and next to ranks that take the long way. (That a call which waits at
+/// once costs no memory and gives the right values: fast_path_test.cc.)
 
 #include "hvd/engine/core/persistent_op.h"
 
@@ -40,7 +41,8 @@ struct Repeated {
     return call;
   }
   void fill(int rank, int round) {
-    for (std::size_t i = 0; i < values->size(); ++i) (*values)[i] = 100 * rank + 10 * round + static_cast<int>(i);
+    for (std::size_t i = 0; i < values->size(); ++i)
+      (*values)[i] = 100 * rank + 10 * round + static_cast<int>(i);
   }
   void submit(const std::shared_ptr<void>& owner = nullptr) {
     Submission submission = allreduce_of(*values, name, DataType::Int32);
@@ -86,7 +88,8 @@ TEST_CASE("persistent op: started in different orders, several at once, waited f
           }
           for (std::size_t i = 0; i < all.size(); ++i) {
             Repeated& one = all[(i * 2 + static_cast<std::size_t>(rank)) % all.size()];
-            while (round % 3 == 1 && !engine.poll(one.op ? *one.op->pending : *one.pending)) continue;
+            while (round % 3 == 1 && !engine.poll(one.op ? *one.op->pending : *one.pending))
+              continue;
             one.wait();
             wrong += one.is_sum(size, round) ? 0 : 1;
           }
@@ -189,7 +192,8 @@ TEST_CASE("persistent op: a name is free once the others are done, also where no
             one.wait();
           } else {
             engine.small_calls().abandon(std::exchange(one.op, nullptr), one.values);
-            one.values = std::make_shared<Ints>(3);  // the other is in use as long as it is under way
+            // the other is in use as long as it is under way
+            one.values = std::make_shared<Ints>(3);
             while (round_of_other < round) std::this_thread::yield();
           }
         } else {
@@ -215,7 +219,8 @@ TEST_CASE("persistent op: shutdown ends what nobody comes back for") {
         one.start();
         one.wait();
       }
-      if (rank == 0 && one.start()) engine.small_calls().abandon(std::exchange(one.op, nullptr), one.values);
+      if (rank == 0 && one.start())
+        engine.small_calls().abandon(std::exchange(one.op, nullptr), one.values);
     });
     CHECK(memory.use_count() == 1);
   }

@@ -1,5 +1,6 @@
-/// Operations of medium size that come back: each rank takes its part out of the others' blocks. That they give the right values, whichever
-/// way each rank goes, and however late one reads what the others have left.
+/// Operations of medium size that come back: each rank takes its part out of the others' blocks.
+/// That they give the right values, whichever way each rank goes, and however late one reads what
+/// the others have left.
 
 #include "hvd/engine/fast_path/pulled_rounds.h"
 
@@ -23,12 +24,14 @@ namespace {
 
 using Ints = std::vector<std::int32_t>;
 
-constexpr OpKind kPulledKinds[] = {OpKind::Allgather, OpKind::Alltoall, OpKind::Reducescatter, OpKind::Broadcast};
+constexpr OpKind kPulledKinds[] = {OpKind::Allgather, OpKind::Alltoall, OpKind::Reducescatter,
+                                   OpKind::Broadcast};
 constexpr std::int64_t kRow = 4;  // elements: 16 bytes
 constexpr std::int64_t kRowBytes = kRow * 4;
 constexpr std::int64_t kMedium = (48 << 10) / kRowBytes;  // rows
 
-/// One operation of a rank, whose values follow from `round` and the rank. The last rank of the set is a broadcast's root.
+/// One operation of a rank, whose values follow from `round` and the rank. The last rank of the set
+/// is a broadcast's root.
 struct Exchange {
   OpKind kind;
   std::vector<int> ranks;
@@ -97,8 +100,11 @@ struct Exchange {
     submission.root = kind == OpKind::Broadcast ? ranks.back() : 0;
     const bool by_rows = kind == OpKind::Allgather || kind == OpKind::Alltoall;
     const auto* const from = kind == OpKind::Broadcast ? output.data() : input.data();
-    submission.tensors.push_back({from, by_rows ? nullptr : output.data(), DataType::Int32, shape, nullptr, true, splits});
-    submission.allocate = [this](std::size_t /*index*/, std::int64_t /*rows*/) { return static_cast<void*>(output.data()); };
+    submission.tensors.push_back(
+        {from, by_rows ? nullptr : output.data(), DataType::Int32, shape, nullptr, true, splits});
+    submission.allocate = [this](std::size_t /*index*/, std::int64_t /*rows*/) {
+      return static_cast<void*>(output.data());
+    };
     return submission;
   }
   /// Returns whether it has taken the fast path.
@@ -121,14 +127,18 @@ struct Exchange {
       for (std::size_t of = 0; of < place; ++of) begin += kRow * scattered_rows(rows, size(), of);
       for (std::size_t i = 0; i < output.size(); ++i) {
         std::int32_t sum = 0;
-        for (std::size_t of = 0; of < size(); ++of) sum += value(of, begin + static_cast<std::int64_t>(i));
+        for (std::size_t of = 0; of < size(); ++of)
+          sum += value(of, begin + static_cast<std::int64_t>(i));
         if (output[i] != sum) return false;
       }
       return true;
     }
     const bool all = kind == OpKind::Allgather;
     const std::int64_t part = all ? count : kRow * splits[place];
-    const std::int64_t begin = all ? 0 : kRow * std::accumulate(splits.begin(), splits.begin() + static_cast<std::ptrdiff_t>(place), 0L);
+    const std::int64_t begin =
+        all ? 0
+            : kRow * std::accumulate(splits.begin(),
+                                     splits.begin() + static_cast<std::ptrdiff_t>(place), 0L);
     for (std::size_t of = 0; of < size(); ++of)
       if (!is(of * static_cast<std::size_t>(part), of, begin, part)) return false;
     return true;
@@ -141,16 +151,19 @@ std::vector<int> ranks_up_to(int size) {
   return ranks;
 }
 
-std::unique_ptr<Exchange> exchange(OpKind kind, std::vector<int> ranks, int rank, int round, std::string name, std::int64_t rows) {
-  const auto place = static_cast<std::size_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
-  auto made = std::make_unique<Exchange>(Exchange{kind, std::move(ranks), place, round, std::move(name), rows});
+std::unique_ptr<Exchange> exchange(OpKind kind, std::vector<int> ranks, int rank, int round,
+                                   std::string name, std::int64_t rows) {
+  const auto place =
+      static_cast<std::size_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  auto made = std::make_unique<Exchange>(
+      Exchange{kind, std::move(ranks), place, round, std::move(name), rows});
   made->fill();
   return made;
 }
 
 /// Runs it so often that it comes back; returns whether the last has taken the fast path.
-bool warm_up(Engine& engine, OpKind kind, const std::vector<int>& ranks, int rank, const std::string& name, std::int64_t rows,
-             int set = 0) {
+bool warm_up(Engine& engine, OpKind kind, const std::vector<int>& ranks, int rank,
+             const std::string& name, std::int64_t rows, int set = 0) {
   bool fast = false;
   for (int round = 0; round < 5; ++round) {
     const auto one = exchange(kind, ranks, rank, round, name, rows);
@@ -186,8 +199,11 @@ void wait_for(const std::atomic<bool>& flag) {
 
 }  // namespace
 
-TEST_CASE("pulled rounds: all kinds, sizes around the bounds, every rank with data of its own, round after round") {
-  constexpr std::int64_t kFirst = limit(Limit::SlotBytes) / kRowBytes, kLast = limit(Limit::LentBytes) / kRowBytes;
+TEST_CASE(
+    "pulled rounds: all kinds, sizes around the bounds, every rank with data of its own, round "
+    "after round") {
+  constexpr std::int64_t kFirst = limit(Limit::SlotBytes) / kRowBytes,
+                         kLast = limit(Limit::LentBytes) / kRowBytes;
   for (const int size : {2, 3, 4})
     for (const OpKind kind : kPulledKinds)
       for (const std::int64_t rows : {kFirst, kFirst + 1, 3 * kFirst + 5, kLast, kLast + 1}) {
@@ -204,7 +220,8 @@ TEST_CASE("pulled rounds: all kinds, sizes around the bounds, every rank with da
             one->is_plain = round % 3 == 2;
             const bool fast = one->run(engine);
             wrong += one->is_right() ? 0 : 1;
-            slow += fast || round < 3 || round + 1 == kRounds ? 0 : 1;  // in the last round others may be in shutdown()
+            // in the last round others may be in shutdown()
+            slow += fast || round < 3 || round + 1 == kRounds ? 0 : 1;
           }
         });
         CHECK(wrong == 0);
@@ -212,7 +229,8 @@ TEST_CASE("pulled rounds: all kinds, sizes around the bounds, every rank with da
       }
 }
 
-TEST_CASE("pulled rounds: a slow reader finds what was left for it, whatever its owners do meanwhile") {
+TEST_CASE(
+    "pulled rounds: a slow reader finds what was left for it, whatever its owners do meanwhile") {
   for (const OpKind kind : {OpKind::Allgather, OpKind::Alltoall, OpKind::Reducescatter}) {
     CAPTURE(static_cast<int>(kind));
     Config config;
@@ -233,7 +251,8 @@ TEST_CASE("pulled rounds: a slow reader finds what was left for it, whatever its
       wrong += held->is_right() ? 0 : 1;
       if (rank == 2) return;
       wait_for(is_held);
-      // The others' rounds that follow: of that size, of others, with what they keep dropped in between, and in memory that was given back.
+      // The others' rounds that follow: of that size, of others, with what they keep dropped in
+      // between, and in memory that was given back.
       for (const std::int64_t rows : {kMedium, kMedium + 1, 2 * kMedium, kMedium})
         for (int turn = 0; turn < 2; ++turn) {
           for (int round = 0; round < 8; ++round) {
@@ -251,7 +270,9 @@ TEST_CASE("pulled rounds: a slow reader finds what was left for it, whatever its
   }
 }
 
-TEST_CASE("pulled rounds: a slow reader's round has ended when another thread of it joins, and when the world fails") {
+TEST_CASE(
+    "pulled rounds: a slow reader's round has ended when another thread of it joins, and when the "
+    "world fails") {
   for (const bool fails : {false, true}) {
     CAPTURE(fails);
     std::atomic<Board*> board = nullptr;
@@ -275,9 +296,11 @@ TEST_CASE("pulled rounds: a slow reader's round has ended when another thread of
       wrong += held->is_right() ? 0 : 1;
       if (rank != 2) {
         wait_for(is_held);
-        if (fails && rank == 0) board.load()->set_failure({Status::Code::BackendError, "made to fail"});
+        if (fails && rank == 0)
+          board.load()->set_failure({Status::Code::BackendError, "made to fail"});
         for (int round = 0; round < 20 && !fails; ++round) {
-          const auto one = exchange(OpKind::Allgather, all, rank, round, "a", kMedium);  // where the blocks were: others are now
+          // where the blocks were: others are now
+          const auto one = exchange(OpKind::Allgather, all, rank, round, "a", kMedium);
           CHECK_THROWS_AS(one->run(engine), Joined);
         }
         if (++done == 2) may_pull = true;
@@ -296,7 +319,8 @@ TEST_CASE("pulled rounds: a slow reader's round has ended when another thread of
   }
 }
 
-TEST_CASE("pulled rounds: whichever way each rank goes, several under way, two sets of the same ranks") {
+TEST_CASE(
+    "pulled rounds: whichever way each rank goes, several under way, two sets of the same ranks") {
   for (const int size : {2, 3, 4})
     for (const std::uint32_t capacity : {16U, 256U}) {
       CAPTURE(size);
@@ -324,18 +348,24 @@ TEST_CASE("pulled rounds: whichever way each rank goes, several under way, two s
         for (int round = 0; round < (kSanitized ? 200 : 600); ++round) {
           const auto kind = kPulledKinds[common() % std::size(kPulledKinds)];
           const int set = static_cast<int>(common() % 3);
-          const std::string name = common() % 4 == 0 ? "" : std::string(1, static_cast<char>('a' + common() % 2));
-          const std::int64_t rows = common() % 8 == 0 ? kMedium * static_cast<std::int64_t>(1 + common() % 3) : kMedium;
+          const std::string name =
+              common() % 4 == 0 ? "" : std::string(1, static_cast<char>('a' + common() % 2));
+          const std::int64_t rows =
+              common() % 8 == 0 ? kMedium * static_cast<std::int64_t>(1 + common() % 3) : kMedium;
           const bool is_among = set < 2 || rank < 2;
           if (common() % 3 == 0) finish_all();
           if (!is_among) continue;
-          auto one = exchange(kind, set == 2 ? std::vector<int>{0, 1} : ranks_up_to(size), rank, round, name, rows);
+          auto one = exchange(kind, set == 2 ? std::vector<int>{0, 1} : ranks_up_to(size), rank,
+                              round, name, rows);
           one->set = set;
           one->is_plain = own() % 4 == 0;
           const auto same = [&](const auto& other) {
-            return other.first->name == name && other.first->kind == kind && other.first->set == set;
+            return other.first->name == name && other.first->kind == kind &&
+                   other.first->set == set;
           };
-          if (std::any_of(submitted.begin(), submitted.end(), same) || std::any_of(started.begin(), started.end(), same)) finish_all();
+          if (std::any_of(submitted.begin(), submitted.end(), same) ||
+              std::any_of(started.begin(), started.end(), same))
+            finish_all();
           const unsigned way = own() % 6;
           if (way == 0) {
             auto pending = engine.submit(one->submission(), After::Return);
@@ -361,7 +391,9 @@ TEST_CASE("pulled rounds: whichever way each rank goes, several under way, two s
     }
 }
 
-TEST_CASE("pulled rounds: ranks that disagree, that join, that remove the set and that call shutdown() are noticed as ever") {
+TEST_CASE(
+    "pulled rounds: ranks that disagree, that join, that remove the set and that call shutdown() "
+    "are noticed as ever") {
   for (const OpKind kind : {OpKind::Reducescatter, OpKind::Broadcast}) {
     CAPTURE(static_cast<int>(kind));
     Config config;
@@ -377,7 +409,8 @@ TEST_CASE("pulled rounds: ranks that disagree, that join, that remove the set an
       }
       CHECK(warm_up(engine, kind, set_order, rank, "a", 5 * kMedium));
       Ints values(1);
-      engine.wait(*engine.submit(allreduce_of(values, "all have read", DataType::Int32), After::Wait));
+      engine.wait(
+          *engine.submit(allreduce_of(values, "all have read", DataType::Int32), After::Wait));
       CHECK(EngineProbe::drop_persistent(engine) == 1);
       CHECK(world.arena(rank).used_bytes() == 0);  // no block is lost with a round that failed
       CHECK(warm_up(engine, kind, set_order, rank, "a", 5 * kMedium));
@@ -407,7 +440,8 @@ TEST_CASE("pulled rounds: ranks that disagree, that join, that remove the set an
   }
 }
 
-TEST_CASE("pulled rounds: with more under way than there is memory for, the rest takes the long way") {
+TEST_CASE(
+    "pulled rounds: with more under way than there is memory for, the rest takes the long way") {
   constexpr int kMany = 80;  // of 512 KiB each
   ThreadWorld world({.size = 2});
   std::atomic<int> wrong = 0, fast = 0, slow = 0;
@@ -417,7 +451,8 @@ TEST_CASE("pulled rounds: with more under way than there is memory for, the rest
       std::deque<std::pair<std::unique_ptr<Exchange>, std::shared_ptr<PersistentOp>>> started;
       std::deque<std::shared_ptr<HandleState>> submitted;
       for (int i = 0; i < kMany; ++i) {
-        auto one = exchange(OpKind::Broadcast, {0, 1}, rank, times + i, "n" + std::to_string(i), rows);
+        auto one =
+            exchange(OpKind::Broadcast, {0, 1}, rank, times + i, "n" + std::to_string(i), rows);
         auto op = engine.small_calls().start(one->call(), After::Repeat);
         if (rank == 1 && times == 4) ++(op ? fast : slow);
         submitted.push_back(op ? nullptr : engine.submit(one->submission(), After::Repeat));

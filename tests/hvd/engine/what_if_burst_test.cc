@@ -1,5 +1,6 @@
-/// Many small operations in flight at once, as a training loop has a handle for each gradient: in any order on each rank, waited for in any
-/// order, polled, dropped, by several threads, while a rank dies.
+/// Many small operations in flight at once, as a training loop has a handle for each gradient: in
+/// any order on each rank, waited for in any order, polled, dropped, by several threads, while a
+/// rank dies.
 
 #include <doctest/doctest.h>
 
@@ -62,7 +63,8 @@ struct Part {
   }
 
   template <class T, class Value>
-  [[nodiscard]] bool are_right(const std::vector<T>& got, int size, int round, Value value_of) const {
+  [[nodiscard]] bool are_right(const std::vector<T>& got, int size, int round,
+                               Value value_of) const {
     for (std::size_t i = 0; i < count; ++i) {
       T wanted = value_of(0, round, i);
       for (int rank = 1; rank < size; ++rank) {
@@ -74,7 +76,8 @@ struct Part {
     return true;
   }
   [[nodiscard]] bool is_right(int size, int round) const {
-    return dtype == DataType::Int32 ? are_right(integers, size, round, integer) : are_right(floats, size, round, value);
+    return dtype == DataType::Int32 ? are_right(integers, size, round, integer)
+                                    : are_right(floats, size, round, value);
   }
 };
 
@@ -106,7 +109,8 @@ void wait_for_all(Engine& engine, std::vector<Part>& parts, Manner manner, std::
 
 }  // namespace
 
-TEST_CASE("a burst: whatever the order on each rank and the manner of waiting, every result is right") {
+TEST_CASE(
+    "a burst: whatever the order on each rank and the manner of waiting, every result is right") {
   for (const int domains : {1, 2, 3}) {
     CAPTURE(domains);
     ThreadWorld world({.size = 3, .domains = domains, .config = {}});
@@ -117,13 +121,15 @@ TEST_CASE("a burst: whatever the order on each rank and the manner of waiting, e
       for (int round = 0; round < 60; ++round) {
         for (const auto i : shuffled(parts.size(), random)) {
           parts[i].submit(engine, rank, round, random() % 30 == 0);
-          if (random() % 40 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+          if (random() % 40 == 0)
+            std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
         }
         const auto manner = static_cast<Manner>((rank + round) % 4);
         if (round % 6 == 0) {  // one that is waited for at once, with all others in flight
           Part one(3, "one.");
           const Submission submission = one.fill(rank, round);
-          if (round % 12 == 0 || !engine.small_calls().try_run(call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
+          if (round % 12 == 0 || !engine.small_calls().try_run(call_of(submission)))
+            engine.wait(*engine.submit(submission, After::Wait));
           wrong += one.is_right(3, round) ? 0 : 1;
         }
         wait_for_all(engine, parts, manner, random);
@@ -209,12 +215,14 @@ TEST_CASE("a burst whose last rank goes to compute: the others get their results
       auto parts = burst_of(30);
       for (int round = 0; round < 20; ++round) {
         const int last = round % 3;
-        if (rank == last) all.arrive_and_wait();                               // the others have submitted
+        // the others have submitted
+        if (rank == last) all.arrive_and_wait();
         if (rank == last && round % 2 == 0) std::this_thread::sleep_for(2ms);  // and sleep
         const bool negotiated = round % 5 == 4;                                // by all of them
         for (auto& part : parts) part.submit(engine, rank, round, negotiated);
         if (rank != last) all.arrive_and_wait();
-        if (rank == last) all.arrive_and_wait();  // it neither waits nor polls before the others are done
+        // it neither waits nor polls before the others are done
+        if (rank == last) all.arrive_and_wait();
         for (auto& part : parts) engine.wait(*part.pending);
         if (rank != last) all.arrive_and_wait();
         for (auto& part : parts) CHECK(part.is_right(3, round));
@@ -223,7 +231,9 @@ TEST_CASE("a burst whose last rank goes to compute: the others get their results
   }
 }
 
-TEST_CASE("a burst whose last rank goes to compute, while another thread of it waits for something else") {
+TEST_CASE(
+    "a burst whose last rank goes to compute, while another thread of it waits for something "
+    "else") {
   for (const int domains : {1, 2, 3}) {
     CAPTURE(domains);
     ThreadWorld world({.size = 3, .domains = domains, .config = {}});
@@ -242,7 +252,8 @@ TEST_CASE("a burst whose last rank goes to compute, while another thread of it w
         }
         for (auto& part : parts) part.submit(engine, rank, round);
         if (rank != last) all.arrive_and_wait();
-        if (rank == last) all.arrive_and_wait();  // no thread of it calls before the others are done
+        // no thread of it calls before the others are done
+        if (rank == last) all.arrive_and_wait();
         for (auto& part : parts) engine.wait(*part.pending);
         if (rank != last) {
           all.arrive_and_wait();
@@ -268,11 +279,14 @@ TEST_CASE("a burst in which one rank takes the long way, and whose last rank goe
       for (int round = 0; round < 24; ++round) {
         const int last = round % 3;
         const int negotiates = (last + 1) % 3;
-        if (rank == last) all.arrive_and_wait();  // the others have submitted, and wait for the end of this one's
-        for (auto& part : parts) part.submit(engine, rank, round, rank == negotiates && round > 2 && round % 2 == 0);
+        // the others have submitted, and wait for the end of this one's
+        if (rank == last) all.arrive_and_wait();
+        for (auto& part : parts)
+          part.submit(engine, rank, round, rank == negotiates && round > 2 && round % 2 == 0);
         if (rank != last) all.arrive_and_wait();
-        all.arrive_and_wait();                    // all have submitted
-        if (rank == last) all.arrive_and_wait();  // it neither waits nor polls before the others are done
+        all.arrive_and_wait();  // all have submitted
+        // it neither waits nor polls before the others are done
+        if (rank == last) all.arrive_and_wait();
         for (auto& part : parts) engine.wait(*part.pending);
         if (rank != last) all.arrive_and_wait();
         for (auto& part : parts) CHECK(part.is_right(3, round));
@@ -374,13 +388,17 @@ TEST_CASE("several threads of each rank submit bursts of their own") {
 TEST_CASE("a rank that dies in the middle of a burst is named to all that wait") {
   for (const int domains : {1, 2, 3}) {
     CAPTURE(domains);
-    std::vector<std::vector<Part>> memory(3, burst_of(40));  // outlives the engine of the rank that dies
-    ThreadWorld world({.size = 3, .domains = domains, .config = {.host_timeout = std::chrono::seconds(10)}});
+    // outlives the engine of the rank that dies
+    std::vector<std::vector<Part>> memory(3, burst_of(40));
+    ThreadWorld world(
+        {.size = 3, .domains = domains, .config = {.host_timeout = std::chrono::seconds(10)}});
     world.run(
         [&](int rank, Engine& engine) {
           auto& parts = memory[static_cast<std::size_t>(rank)];
           std::string text;
-          try {  // the whole of it: a rank may die of what it has done while others still wait for the round before
+          // the whole of it: a rank may die of what it has done while others still wait for the
+          // round before
+          try {
             for (int round = 0; round < 4; ++round) {
               for (auto& part : parts) part.submit(engine, rank, round);
               for (auto& part : parts) engine.wait(*part.pending);

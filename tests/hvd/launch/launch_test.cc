@@ -1,4 +1,5 @@
-// How a process was started, as its variables tell: each launcher's, several at once, and those that are incomplete.
+// How a process was started, as its variables tell: each launcher's, several at once, and those
+// that are incomplete.
 #include <doctest/doctest.h>
 
 #include <initializer_list>
@@ -32,7 +33,9 @@ std::string refusal(const Variables& variables) {
   return "";
 }
 
-bool says(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
+bool says(const std::string& text, const std::string& words) {
+  return text.find(words) != std::string::npos;
+}
 
 Variables operator+(Variables all, const Variables& more) {
   for (const auto& [name, value] : more) all[name] = value;
@@ -41,12 +44,17 @@ Variables operator+(Variables all, const Variables& more) {
 
 const Variables kMaster{{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}};
 Variables torch(int rank, int size) {
-  return kMaster + Variables{{"RANK", std::to_string(rank)}, {"WORLD_SIZE", std::to_string(size)}, {"LOCAL_RANK", std::to_string(rank)}};
+  return kMaster + Variables{{"RANK", std::to_string(rank)},
+                             {"WORLD_SIZE", std::to_string(size)},
+                             {"LOCAL_RANK", std::to_string(rank)}};
 }
-Variables torchrun(int rank, int size) { return torch(rank, size) + Variables{{"TORCHELASTIC_RUN_ID", "none"}}; }
+Variables torchrun(int rank, int size) {
+  return torch(rank, size) + Variables{{"TORCHELASTIC_RUN_ID", "none"}};
+}
 Variables open_mpi(int rank, int size) {
-  return {
-      {"OMPI_COMM_WORLD_RANK", std::to_string(rank)}, {"OMPI_COMM_WORLD_SIZE", std::to_string(size)}, {"PMIX_RANK", std::to_string(rank)}};
+  return {{"OMPI_COMM_WORLD_RANK", std::to_string(rank)},
+          {"OMPI_COMM_WORLD_SIZE", std::to_string(size)},
+          {"PMIX_RANK", std::to_string(rank)}};
 }
 Variables slurm(int rank, int size) {
   return {{"SLURM_STEP_ID", "0"},
@@ -54,7 +62,9 @@ Variables slurm(int rank, int size) {
           {"SLURM_STEP_NUM_TASKS", std::to_string(size)},
           {"SLURM_NTASKS", "8"}};
 }
-Variables hydra(int rank, int size) { return {{"PMI_RANK", std::to_string(rank)}, {"PMI_SIZE", std::to_string(size)}}; }
+Variables hydra(int rank, int size) {
+  return {{"PMI_RANK", std::to_string(rank)}, {"PMI_SIZE", std::to_string(size)}};
+}
 
 }  // namespace
 
@@ -62,7 +72,8 @@ TEST_CASE("launch: nobody has started ranks") {
   CHECK(read({}).way == Way::Alone);
   CHECK_FALSE(read({}).hints.rank);
   // A batch script's own variables are no step's; a world of one is one, whoever says so.
-  CHECK(read({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "7"}}).way == Way::Alone);
+  CHECK(read({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "7"}}).way ==
+        Way::Alone);
   CHECK(read({{"WORLD_SIZE", "1"}}).way == Way::Alone);
   CHECK(read({{"RANK", "0"}}).way == Way::Alone);
   CHECK(read({{"RANK", ""}, {"WORLD_SIZE", ""}}).way == Way::Alone);
@@ -95,17 +106,21 @@ TEST_CASE("launch: MPI's launchers") {
 
 TEST_CASE("launch: steps of Slurm's, which MPI can start in or not") {
   // The shell of srun --pty or salloc, and one task: nothing that MPI would have to say.
-  for (const auto& variables : {slurm(0, 1), slurm(0, 1) + Variables{{"PMIX_RANK", "0"}}, slurm(0, 1) + Variables{{"WORLD_SIZE", "8"}}}) {
+  for (const auto& variables : {slurm(0, 1), slurm(0, 1) + Variables{{"PMIX_RANK", "0"}},
+                                slurm(0, 1) + Variables{{"WORLD_SIZE", "8"}}}) {
     CHECK(read(variables).way == Way::Alone);
     CHECK_FALSE(read(variables).hints.rank);  // spawn() may start ranks here
   }
   const Launch bare = read(slurm(1, 4));
   CHECK(bare.way == Way::Mpi);
   CHECK_FALSE(bare.can_start_mpi);
-  CHECK(says(no_process_manager(bare), "the launcher started 4 ranks, but MPI sees none of them: SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=4"));
+  CHECK(says(no_process_manager(bare),
+             "the launcher started 4 ranks, but MPI sees none of them: SLURM_PROCID=1, "
+             "SLURM_STEP_NUM_TASKS=4"));
   CHECK(says(no_process_manager(bare), "--mpi=pmix"));
   CHECK_FALSE(read(slurm(1, 4) + torch(1, 4)).can_start_mpi);  // its store is where they meet
-  for (const char* name : {"PMIX_RANK", "PMI_RANK", "PMI_FD"}) CHECK(read(slurm(1, 4) + Variables{{name, "1"}}).can_start_mpi);
+  for (const char* name : {"PMIX_RANK", "PMI_RANK", "PMI_FD"})
+    CHECK(read(slurm(1, 4) + Variables{{name, "1"}}).can_start_mpi);
   CHECK(read(slurm(1, 4) + Variables{{"HVD_INIT", "mpi"}}).can_start_mpi);
   CHECK(read(open_mpi(1, 4) + slurm(0, 2)).can_start_mpi);  // salloc + mpirun
   // The mpiexec of MPICH starts a helper on each host by srun, which starts the ranks.
@@ -134,8 +149,8 @@ TEST_CASE("launch: launchers of another MPI, which may or may not start this one
     CHECK_FALSE(launch.may_be_alone);
     const std::string text = wrong_world(launch, 1, "Some MPI");
     CHECK(says(text, launch.said));
-    CHECK(says(text,
-               launch.hints.size ? "the launcher started 4 ranks, but MPI sees 1" : "the launcher started several ranks, but MPI sees 1"));
+    CHECK(says(text, launch.hints.size ? "the launcher started 4 ranks, but MPI sees 1"
+                                       : "the launcher started several ranks, but MPI sees 1"));
     CHECK(says(text, "Some MPI"));
     CHECK(says(text, "HVD_INIT=tcp://"));
   }
@@ -152,7 +167,8 @@ TEST_CASE("launch: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT") {
   CHECK(launch.hints.local_rank == 1);
   REQUIRE(launch.store);
   CHECK(launch.store->host == "127.0.0.1");
-  CHECK(launch.store->first_port == 30509);  // the port itself is torchrun's, those next to it other jobs'
+  // the port itself is torchrun's, those next to it other jobs'
+  CHECK(launch.store->first_port == 30509);
   CHECK(launch.store->ports == 16);
   CHECK(launch.store->text() == "127.0.0.1:30509-30524");
   CHECK(read(torchrun(1, 3) + Variables{{"MASTER_PORT", "65535"}}).store->first_port == 64510);
@@ -167,15 +183,22 @@ TEST_CASE("launch: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT") {
   CHECK(read(torch(1, 3)).way == Way::Store);
 
   for (const char* address : {"::1", "[::1]"})
-    CHECK(read({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", address}, {"MASTER_PORT", "29500"}}).store->host == "::1");
+    CHECK(read({{"RANK", "0"},
+                {"WORLD_SIZE", "2"},
+                {"MASTER_ADDR", address},
+                {"MASTER_PORT", "29500"}})
+              .store->host == "::1");
   for (const char* missing : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
     Variables variables = torch(1, 3);
     variables.erase(missing);
     CHECK(says(refusal(variables), std::string(missing) + " is missing"));
   }
   CHECK(says(refusal({{"WORLD_SIZE", "2"}}), "RANK, MASTER_ADDR, MASTER_PORT are missing"));
-  for (const Variables& wrong :
-       {Variables{{"RANK", "3"}}, {{"RANK", "-1"}}, {{"RANK", "one"}}, {{"WORLD_SIZE", "0"}}, {{"WORLD_SIZE", "many"}}})
+  for (const Variables& wrong : {Variables{{"RANK", "3"}},
+                                 {{"RANK", "-1"}},
+                                 {{"RANK", "one"}},
+                                 {{"WORLD_SIZE", "0"}},
+                                 {{"WORLD_SIZE", "many"}}})
     CHECK(says(refusal(torch(1, 3) + wrong), "not allowed; WORLD_SIZE must be"));
   for (const char* port : {"0", "65536", "-1", "http"})
     CHECK(says(refusal(torch(1, 3) + Variables{{"MASTER_PORT", port}}), "MASTER_PORT: '"));
@@ -212,7 +235,8 @@ TEST_CASE("launch: several launchers at once") {
   CHECK(read(slurm(1, 4) + torchrun(0, 1)).hints.size == 4);
   CHECK(read(open_mpi(1, 2) + torch(3, 8)).hints.size == 2);
   CHECK(read(open_mpi(1, 2) + Variables{{"RANK", "nonsense"}}).hints.rank == 1);
-  CHECK(says(read(open_mpi(1, 2) + torchrun(0, 3)).outer, "OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=2"));
+  CHECK(says(read(open_mpi(1, 2) + torchrun(0, 3)).outer,
+             "OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=2"));
   CHECK(read(open_mpi(0, 1) + torchrun(0, 3)).outer.empty());
   CHECK(read(slurm(1, 2) + torchrun(1, 4)).outer.empty());  // one torchrun on each of two hosts
   // srun with the same numbers in RANK and WORLD_SIZE: MPI, and the store where MPI comes up alone.
@@ -224,7 +248,9 @@ TEST_CASE("launch: several launchers at once") {
 }
 
 TEST_CASE("launch: HVD_INIT") {
-  const auto with = [](const char* value, const Variables& more = {}) { return more + Variables{{"HVD_INIT", value}}; };
+  const auto with = [](const char* value, const Variables& more = {}) {
+    return more + Variables{{"HVD_INIT", value}};
+  };
   const Launch tcp = read(with("tcp://host:1234", {{"RANK", "1"}, {"WORLD_SIZE", "3"}}));
   REQUIRE(tcp.way == Way::Store);
   CHECK(tcp.is_forced);
@@ -254,10 +280,13 @@ TEST_CASE("launch: HVD_INIT") {
   CHECK(read(with("mpi")).may_be_alone);
   CHECK_FALSE(read(with("mpi", hydra(1, 2))).may_be_alone);
   CHECK(says(refusal(with("tcp://host:1234")), "RANK and WORLD_SIZE are missing"));
-  for (const char* wrong : {"tcp://host", "tcp://:12", "tcp://host:0", "tcp://host:65536", "tcp://host:x", "tcp://", "tcp://a/b:1"})
-    CHECK(says(refusal(with(wrong, torch(0, 2))), "after tcp:// come the host of rank 0 and a free port"));
+  for (const char* wrong : {"tcp://host", "tcp://:12", "tcp://host:0", "tcp://host:65536",
+                            "tcp://host:x", "tcp://", "tcp://a/b:1"})
+    CHECK(says(refusal(with(wrong, torch(0, 2))),
+               "after tcp:// come the host of rank 0 and a free port"));
   for (const char* wrong : {"udp://host:1", "file://relative", "file:x", "yes", "tcp:"})
-    CHECK(says(refusal(with(wrong, torch(0, 2))), "is not allowed; it must be tcp://HOST:PORT or file:///PATH"));
+    CHECK(says(refusal(with(wrong, torch(0, 2))),
+               "is not allowed; it must be tcp://HOST:PORT or file:///PATH"));
 }
 
 }  // namespace hvd::test

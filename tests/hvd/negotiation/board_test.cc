@@ -19,14 +19,17 @@ class BoardMemory {
  public:
   BoardMemory(int ranks, std::uint32_t slots)
       : bytes_(Board::bytes_needed(ranks, slots)),
-        memory_(::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+        memory_(
+            ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
     REQUIRE(memory_ != MAP_FAILED);
     Board::format(block(), ranks, slots);
   }
   ~BoardMemory() { ::munmap(memory_, bytes_); }
   BoardMemory(const BoardMemory&) = delete;
   BoardMemory& operator=(const BoardMemory&) = delete;
-  [[nodiscard]] std::span<std::byte> block() const { return {static_cast<std::byte*>(memory_), bytes_}; }
+  [[nodiscard]] std::span<std::byte> block() const {
+    return {static_cast<std::byte*>(memory_), bytes_};
+  }
 
  private:
   std::size_t bytes_;
@@ -35,7 +38,8 @@ class BoardMemory {
 
 }  // namespace
 
-TEST_CASE("the board's log: all read the same, round and round; it is full until the slowest has read") {
+TEST_CASE(
+    "the board's log: all read the same, round and round; it is full until the slowest has read") {
   const BoardMemory memory(2, 16);
   Board writer(memory.block(), 0);
   Board reader(memory.block(), 1);
@@ -63,7 +67,9 @@ TEST_CASE("the board's log: all read the same, round and round; it is full until
   CHECK_FALSE(writer.log().read_next().has_value());  // an appender has read what it wrote
 }
 
-TEST_CASE("the board's log: a record counts as read when its reader comes for the next, having acted on it") {
+TEST_CASE(
+    "the board's log: a record counts as read when its reader comes for the next, having acted on "
+    "it") {
   const BoardMemory memory(2, 16);
   Board writer(memory.block(), 0);
   Board reader(memory.block(), 1);
@@ -121,7 +127,8 @@ TEST_CASE("the board's failure: known to whoever has said one, when two ranks sa
     for (int rank = 0; rank < kRanks; ++rank)
       ranks.emplace_back([&, rank] {
         Board board(memory.block(), rank);
-        const Status own{Status::Code::BackendError, "rank " + std::to_string(rank) + std::string(2000, '.')};
+        const Status own{Status::Code::BackendError,
+                         "rank " + std::to_string(rank) + std::string(2000, '.')};
         ++ready;
         while (ready.load() < kRanks) std::this_thread::yield();
         board.set_failure(own);

@@ -16,7 +16,9 @@ namespace {
 
 constexpr std::uint32_t kNumber = 7;
 
-Bytes contribution_of(int domain, std::uint64_t round) { return Writer().put(static_cast<std::uint64_t>(domain) << 32 | round).take(); }
+Bytes contribution_of(int domain, std::uint64_t round) {
+  return Writer().put(static_cast<std::uint64_t>(domain) << 32 | round).take();
+}
 
 /// Leaders whose messages wait in lines, one for each pair, until they are let through.
 struct Leaders {
@@ -40,7 +42,8 @@ struct Leaders {
   }
   DirectRounds& operator[](int domain) { return *rounds[static_cast<std::size_t>(domain)]; }
   void flush() {
-    for (int domain = 0; domain < count; ++domain) (*this)[domain].flush(*wires[static_cast<std::size_t>(domain)]);
+    for (int domain = 0; domain < count; ++domain)
+      (*this)[domain].flush(*wires[static_cast<std::size_t>(domain)]);
   }
   /// Returns whether the receiver falls back.
   bool let_through(int from, int to, bool cannot_come = false, bool is_known = true) {
@@ -49,14 +52,17 @@ struct Leaders {
     const Message message = line.front();
     line.pop_front();
     std::uint32_t fallen_back = 0;
-    const bool falls = (*this)[to].receive(message.from, DirectRounds::Part(message.bytes), is_known, cannot_come, fallen_back);
+    const bool falls = (*this)[to].receive(message.from, DirectRounds::Part(message.bytes),
+                                           is_known, cannot_come, fallen_back);
     if (falls) CHECK(fallen_back == kNumber);
     flush();
     return falls;
   }
   void promise(int domain, DirectRounds::Clock::time_point now = {}) {
     const Bytes contribution = contribution_of(domain, (*this)[domain].rounds_over(kNumber));
-    (*this)[domain].promise(kNumber, now, [&](Bytes& bytes) { bytes.insert(bytes.end(), contribution.begin(), contribution.end()); });
+    (*this)[domain].promise(kNumber, now, [&](Bytes& bytes) {
+      bytes.insert(bytes.end(), contribution.begin(), contribution.end());
+    });
     flush();
   }
   [[nodiscard]] std::size_t waiting(int from, int to) { return lines[{from, to}].size(); }
@@ -67,11 +73,15 @@ struct Leaders {
   std::map<std::pair<int, int>, std::deque<Message>> lines;
 };
 
-bool is_complete(const DirectRounds& rounds) { return rounds.complete() == std::vector<std::uint32_t>{kNumber}; }
+bool is_complete(const DirectRounds& rounds) {
+  return rounds.complete() == std::vector<std::uint32_t>{kNumber};
+}
 
 }  // namespace
 
-TEST_CASE("direct rounds: whoever has all contributions ends the round, and others may be a round ahead") {
+TEST_CASE(
+    "direct rounds: whoever has all contributions ends the round, and others may be a round "
+    "ahead") {
   Leaders leaders(2);
   for (std::uint64_t round = 1; round < 5; ++round) {
     REQUIRE(leaders[0].may_promise(kNumber));
@@ -105,7 +115,9 @@ TEST_CASE("direct rounds: whoever has all contributions ends the round, and othe
   }
 }
 
-TEST_CASE("direct rounds: one that takes the long way makes all take it, whether it says so before or after they contribute") {
+TEST_CASE(
+    "direct rounds: one that takes the long way makes all take it, whether it says so before or "
+    "after they contribute") {
   for (const bool before : {true, false}) {
     Leaders leaders(3);
     if (before) leaders[2].go_long(kNumber);
@@ -127,7 +139,8 @@ TEST_CASE("direct rounds: one that takes the long way makes all take it, whether
     while (leaders.waiting(1, 0) > 0) CHECK_FALSE(leaders.let_through(1, 0));
     CHECK_FALSE(is_complete(leaders[0]));
     for (int domain = 0; domain < 3; ++domain) leaders[domain].end(kNumber);
-    for (int domain = 0; domain < 2; ++domain) CHECK_FALSE(leaders[domain].may_promise(kNumber));  // it does not try again at once
+    // it does not try again at once
+    for (int domain = 0; domain < 2; ++domain) CHECK_FALSE(leaders[domain].may_promise(kNumber));
   }
 }
 
@@ -143,7 +156,9 @@ TEST_CASE("direct rounds: a contribution that comes when the round is over elsew
   CHECK(leaders[2].missing(kNumber) == std::vector<int>{0, 1});
 }
 
-TEST_CASE("direct rounds: who is missed for long is asked, and takes the long way unless it has contributed") {
+TEST_CASE(
+    "direct rounds: who is missed for long is asked, and takes the long way unless it has "
+    "contributed") {
   Leaders leaders(3);
   const auto begin = DirectRounds::Clock::now();
   leaders.promise(0, begin);
@@ -185,7 +200,9 @@ TEST_CASE("direct rounds: who asks for the next round is answered while this one
   CHECK(leaders.let_through(1, 0));
 }
 
-TEST_CASE("direct rounds: one whose rank has joined, and one that knows the number no more, say so at once") {
+TEST_CASE(
+    "direct rounds: one whose rank has joined, and one that knows the number no more, say so at "
+    "once") {
   Leaders leaders(3);
   leaders.promise(0);
   CHECK_FALSE(leaders.let_through(0, 1, true));
@@ -202,7 +219,8 @@ TEST_CASE("direct rounds: what is malformed is refused") {
   rounds.end(kNumber);
   std::uint32_t fallen_back = 0;
   const auto message = [](std::uint64_t round, std::uint64_t what, std::size_t more) {
-    Bytes bytes = Writer().put(0xffffffffU).put(kNumber).put(round).put(what).put(std::uint64_t{more}).take();
+    Bytes bytes =
+        Writer().put(0xffffffffU).put(kNumber).put(round).put(what).put(std::uint64_t{more}).take();
     bytes.resize(bytes.size() + (more + 15) / 16 * 16);
     return Message{1, bytes};
   };
@@ -221,9 +239,12 @@ TEST_CASE("direct rounds: what is malformed is refused") {
   CHECK_THROWS_AS(receive(message(1, 0, 8)), WireError);  // twice
 }
 
-TEST_CASE("direct rounds: one that the others have left behind says so, and contributes to none of those rounds") {
+TEST_CASE(
+    "direct rounds: one that the others have left behind says so, and contributes to none of those "
+    "rounds") {
   Leaders leaders(2);
-  for (int i = 0; i < 3; ++i) leaders[0].end(kNumber);  // decided without the ranks of domain 1, which has still to hear of it
+  // decided without the ranks of domain 1, which has still to hear of it
+  for (int i = 0; i < 3; ++i) leaders[0].end(kNumber);
   leaders.promise(0);
   CHECK_FALSE(leaders.let_through(0, 1));
   CHECK_FALSE(leaders[1].may_promise(kNumber));
@@ -235,7 +256,8 @@ TEST_CASE("direct rounds: one that the others have left behind says so, and cont
   CHECK(leaders[1].may_promise(kNumber));
 }
 
-// Whatever the order: every round ends in one way on all, or all take the long way, and nobody waits for ever.
+// Whatever the order: every round ends in one way on all, or all take the long way, and nobody
+// waits for ever.
 TEST_CASE("direct rounds: in any order of messages each round ends alike everywhere") {
   for (unsigned seed = 0; seed < 300; ++seed) {
     std::mt19937 dice(seed);
@@ -290,13 +312,18 @@ TEST_CASE("direct rounds: in any order of messages each round ends alike everywh
         own.end(kNumber);
       }
       // The long way: once all have said that they take it, it ends everywhere.
-      const auto slowest = std::min_element(leaders.rounds.begin(), leaders.rounds.end(),
-                                            [](const auto& a, const auto& b) { return a->rounds_over(kNumber) < b->rounds_over(kNumber); })
-                               ->get()
-                               ->rounds_over(kNumber);
+      const auto slowest =
+          std::min_element(leaders.rounds.begin(), leaders.rounds.end(),
+                           [](const auto& a, const auto& b) {
+                             return a->rounds_over(kNumber) < b->rounds_over(kNumber);
+                           })
+              ->get()
+              ->rounds_over(kNumber);
       const bool all_long =
-          std::all_of(state.begin(), state.end(), [](const Domain& one) { return one.went_long; }) &&
-          std::all_of(leaders.rounds.begin(), leaders.rounds.end(), [&](const auto& one) { return one->rounds_over(kNumber) == slowest; });
+          std::all_of(state.begin(), state.end(),
+                      [](const Domain& one) { return one.went_long; }) &&
+          std::all_of(leaders.rounds.begin(), leaders.rounds.end(),
+                      [&](const auto& one) { return one->rounds_over(kNumber) == slowest; });
       if (all_long)
         for (int d = 0; d < domains; ++d) {
           state[static_cast<std::size_t>(d)].went_long = false;

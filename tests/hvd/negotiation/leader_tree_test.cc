@@ -1,5 +1,5 @@
-// The leader tree: what travels up and down it; how introductions travel between hosts: those that say the same as one, and always in the
-// order in which they were said.
+// The leader tree: what travels up and down it; how introductions travel between hosts: those that
+// say the same as one, and always in the order in which they were said.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -22,12 +22,15 @@ constexpr int kRanksPerHost = 8;
 struct Heard {
   int rank;
   SharedSignature signature;
-  bool operator==(const Heard& other) const { return rank == other.rank && *signature == *other.signature; }
+  bool operator==(const Heard& other) const {
+    return rank == other.rank && *signature == *other.signature;
+  }
 };
 
 class Measuring final : public Transport {
  public:
-  Measuring(std::shared_ptr<Mailboxes> mail, int domain) : inner_(std::move(mail), domain, kHosts) {}
+  Measuring(std::shared_ptr<Mailboxes> mail, int domain)
+      : inner_(std::move(mail), domain, kHosts) {}
   int domain() const override { return inner_.domain(); }
   int domains() const override { return kHosts; }
   void send(int to, std::span<const std::byte> bytes) override {
@@ -63,8 +66,12 @@ struct Tree {
           for (int rank = run.first; rank < run.first + run.count; ++rank)
             leader.heard.push_back({rank, std::make_shared<const Signature>(signature)});
       };
-      actions.agree = [&leader](const UnitKey& about, const Agreement&) { leader.agreed.push_back(about.name); };
-      actions.refuse = [&leader](const UnitKey& about, int, const std::string&) { leader.refused.push_back(about.name); };
+      actions.agree = [&leader](const UnitKey& about, const Agreement&) {
+        leader.agreed.push_back(about.name);
+      };
+      actions.refuse = [&leader](const UnitKey& about, int, const std::string&) {
+        leader.refused.push_back(about.name);
+      };
       actions.leave = [&leader](int rank) { leader.left.push_back(rank); };
       actions.fail = [&leader](const Status& status) { leader.failures.push_back(status.text()); };
       actions.cut = [&leader](int) { return leader.has_room; };
@@ -75,7 +82,8 @@ struct Tree {
     }
   }
   void say(int rank, const SharedSignature& signature) {
-    leaders[static_cast<std::size_t>(rank / kRanksPerHost)].relay->tell({LocalEvent::Kind::Introduced, key, rank, signature, {}});
+    leaders[static_cast<std::size_t>(rank / kRanksPerHost)].relay->tell(
+        {LocalEvent::Kind::Introduced, key, rank, signature, {}});
   }
   void settle() {
     for (bool any = true; any;) {
@@ -85,7 +93,8 @@ struct Tree {
   }
   std::size_t bytes_sent(int host) {
     std::size_t bytes = 0;
-    for (const auto& message : leaders[static_cast<std::size_t>(host)].wire->sent) bytes += message.bytes.size();
+    for (const auto& message : leaders[static_cast<std::size_t>(host)].wire->sent)
+      bytes += message.bytes.size();
     leaders[static_cast<std::size_t>(host)].wire->sent.clear();
     return bytes;
   }
@@ -120,7 +129,9 @@ TEST_CASE("relay: introductions that say the same travel as one") {
   }
 }
 
-TEST_CASE("relay: a rank that says something else is heard in order, and only its last word is told again") {
+TEST_CASE(
+    "relay: a rank that says something else is heard in order, and only its last word is told "
+    "again") {
   Tree tree;
   const auto before = shaped(4);
   const auto after = shaped(5);
@@ -139,12 +150,15 @@ TEST_CASE("relay: a rank that says something else is heard in order, and only it
     leader.heard.clear();
     leader.relay->retell(tree.key);
     REQUIRE(leader.heard.size() == 3);
-    std::sort(leader.heard.begin(), leader.heard.end(), [](const Heard& a, const Heard& b) { return a.rank < b.rank; });
+    std::sort(leader.heard.begin(), leader.heard.end(),
+              [](const Heard& a, const Heard& b) { return a.rank < b.rank; });
     CHECK(leader.heard == std::vector<Heard>{{24, after}, {25, before}, {26, before}});
   }
 }
 
-TEST_CASE("relay: what is ready does not overtake its introduction, and the largest subtree is told first") {
+TEST_CASE(
+    "relay: what is ready does not overtake its introduction, and the largest subtree is told "
+    "first") {
   Tree tree;
   for (int round = 0; round < 2; ++round) {
     for (int host = kHosts - 1; host >= 0; --host) {
@@ -169,18 +183,24 @@ TEST_CASE("relay: what became ready while a cut was waited with is said as soon 
   tree.settle();  // host 3 does not go on before it has room for the batch
   for (int host = 0; host < kHosts; ++host) {
     tree.say(host * kRanksPerHost, shaped(4));
-    tree.leaders[static_cast<std::size_t>(host)].relay->tell({LocalEvent::Kind::Ready, tree.key, -1, nullptr, {{true}, {}, -1}});
+    tree.leaders[static_cast<std::size_t>(host)].relay->tell(
+        {LocalEvent::Kind::Ready, tree.key, -1, nullptr, {{true}, {}, -1}});
   }
   tree.settle();
-  CHECK(tree.leaders[0].agreed.empty());  // host 3 has not heard the tensor's number, so that it cannot say that it is ready
+  // host 3 has not heard the tensor's number, so that it cannot say that it is ready
+  CHECK(tree.leaders[0].agreed.empty());
   slow.has_room = true;
   tree.settle();
   for (const auto& leader : tree.leaders) CHECK(leader.agreed == std::vector<std::string>{"t"});
 }
 
-TEST_CASE("relay: a tensor that is refused between its decision and its cut is refused again where it is used after the cut") {
+TEST_CASE(
+    "relay: a tensor that is refused between its decision and its cut is refused again where it is "
+    "used after the cut") {
   Tree tree;
-  const auto ready = [&](Leader& leader) { leader.relay->tell({LocalEvent::Kind::Ready, tree.key, -1, nullptr, {{true}, {}, -1}}); };
+  const auto ready = [&](Leader& leader) {
+    leader.relay->tell({LocalEvent::Kind::Ready, tree.key, -1, nullptr, {{true}, {}, -1}});
+  };
   for (int host = 0; host < kHosts; ++host) tree.say(host * kRanksPerHost, shaped(4));
   tree.settle();
   for (auto& leader : tree.leaders) ready(leader);
@@ -190,10 +210,12 @@ TEST_CASE("relay: a tensor that is refused between its decision and its cut is r
   tree.leaders[1].relay->tell({LocalEvent::Kind::Left, {}, kFirst});
   tree.settle();
   Leader& uncut = tree.leaders[3];
-  uncut.relay->tell({LocalEvent::Kind::Doubted, tree.key});  // by a rank that has not read the decision yet
+  // by a rank that has not read the decision yet
+  uncut.relay->tell({LocalEvent::Kind::Doubted, tree.key});
   tree.settle();
   for (const auto& leader : tree.leaders) REQUIRE(leader.refused.size() == 1);
-  // Host 3 could not give up what was still to be cut. Its ranks come back without introducing it, and then another one leaves.
+  // Host 3 could not give up what was still to be cut. Its ranks come back without introducing it,
+  // and then another one leaves.
   ready(uncut);
   uncut.relay->tell({LocalEvent::Kind::Doubted, tree.key});
   uncut.relay->tell({LocalEvent::Kind::Left, {}, 3 * kRanksPerHost});
@@ -202,7 +224,9 @@ TEST_CASE("relay: a tensor that is refused between its decision and its cut is r
   CHECK(tree.leaders[0].left == std::vector<int>{kFirst, 3 * kRanksPerHost});
 }
 
-TEST_CASE("relay: ranks that wait for one another are found when their domains have said so, unless one waits no more") {
+TEST_CASE(
+    "relay: ranks that wait for one another are found when their domains have said so, unless one "
+    "waits no more") {
   Tree tree;
   const auto blocked = [&](int host, const std::string& name) {
     const UnitKey waits{0, OpKind::Allreduce, name};
@@ -221,16 +245,22 @@ TEST_CASE("relay: ranks that wait for one another are found when their domains h
   for (const auto& leader : tree.leaders) CHECK(leader.refused.empty());
   blocked(kHosts - 1, "q");
   blocked(0, "p");
-  for (const auto& leader : tree.leaders) CHECK(leader.refused.empty());  // there may be more of them in a moment
+  // there may be more of them in a moment
+  for (const auto& leader : tree.leaders) CHECK(leader.refused.empty());
   blocked(0, "p");
-  for (const auto& leader : tree.leaders) CHECK(leader.refused == std::vector<std::string>{"p", "q"});
+  for (const auto& leader : tree.leaders)
+    CHECK(leader.refused == std::vector<std::string>{"p", "q"});
   for (int i = 0; i < 2; ++i) blocked(0, "p");  // what was said before is out of date
   for (const auto& leader : tree.leaders) CHECK(leader.refused.size() == 2);
 }
 
-TEST_CASE("the leader tree: a failure reaches all leaders at once, also where those between them do nothing, and each once") {
+TEST_CASE(
+    "the leader tree: a failure reaches all leaders at once, also where those between them do "
+    "nothing, and each once") {
   Tree tree;
-  const auto failures = [&](int host) { return tree.leaders[static_cast<std::size_t>(host)].failures; };
+  const auto failures = [&](int host) {
+    return tree.leaders[static_cast<std::size_t>(host)].failures;
+  };
   auto& failing = *tree.leaders[3].relay;  // whose words would go by 2 and 0
   failing.failed({Status::Code::RankFailed, "why"});
   failing.failed({Status::Code::RankFailed, "what comes of it"});
@@ -274,7 +304,9 @@ TEST_CASE("the leader tree: 2 to 9 domains agree, whoever is ready first") {
         leader.absent = what.absent;
       };
       actions.end = [&leader] { ++leader.ends; };
-      actions.conflict = [&leader](int, const std::string& name, const std::vector<StuckRank>&) { leader.conflicts.push_back(name); };
+      actions.conflict = [&leader](int, const std::string& name, const std::vector<StuckRank>&) {
+        leader.conflicts.push_back(name);
+      };
       actions.credit = [](int, int, std::uint64_t) {};
       actions.cut = [&leader](int) { return ++leader.cuts > 0; };
       actions.refuse = [](const UnitKey&, int, const std::string&) {};
@@ -296,23 +328,31 @@ TEST_CASE("the leader tree: 2 to 9 domains agree, whoever is ready first") {
       for (int d = domains - 1; d >= 0; --d) {
         auto& relay = *leaders[static_cast<std::size_t>(d)].relay;
         const UnitKey key{0, OpKind::Allreduce, "t"};
-        if (round == 0) relay.tell({LocalEvent::Kind::Introduced, key, d, std::make_shared<const Signature>(signature)});
+        if (round == 0)
+          relay.tell(
+              {LocalEvent::Kind::Introduced, key, d, std::make_shared<const Signature>(signature)});
         relay.tell({LocalEvent::Kind::Ready, key, -1, nullptr, {{d == 1}, {}, -1}});
         settle();
         CHECK(leaders[0].agreed.size() == static_cast<std::size_t>(d == 0 ? round + 1 : round));
       }
-    // One rank joins: it is waited for no more, whether it does so before the others are ready or after.
+    // One rank joins: it is waited for no more, whether it does so before the others are ready or
+    // after.
     const UnitKey key{0, OpKind::Allreduce, "t"};
     for (const bool before : {true, false}) {
       if (before) leaders[1].relay->tell({LocalEvent::Kind::Joined, {0, OpKind::Join, {}}, 1});
       for (int d = 0; d < domains; ++d)
-        if (d != 1) leaders[static_cast<std::size_t>(d)].relay->tell({LocalEvent::Kind::Ready, key, -1, nullptr, {{true}, {}, -1}});
+        if (d != 1)
+          leaders[static_cast<std::size_t>(d)].relay->tell(
+              {LocalEvent::Kind::Ready, key, -1, nullptr, {{true}, {}, -1}});
       settle();
       CHECK(leaders[0].agreed.size() == (before ? 3 : 4));
       CHECK(leaders[0].absent == std::vector<int>{1});
     }
-    // Ranks that wait for different operations under one name: found when all have said so. What was said before a decision is stale.
-    const auto stuck_rank = [&](int d, OpKind kind) { leaders[static_cast<std::size_t>(d)].relay->stuck(0, "x", {{d, kind}}); };
+    // Ranks that wait for different operations under one name: found when all have said so. What
+    // was said before a decision is stale.
+    const auto stuck_rank = [&](int d, OpKind kind) {
+      leaders[static_cast<std::size_t>(d)].relay->stuck(0, "x", {{d, kind}});
+    };
     for (int d = 0; d < domains; ++d) {
       settle();
       CHECK(leaders[0].conflicts.empty());

@@ -49,7 +49,8 @@ TEST_CASE("two tables that read the same records are equal, and ids are used aga
   // Eight slots: a group of seven does not fit beside 'a', but after it is forgotten.
   Signature group = signature;
   for (int i = 0; i < 7; ++i) group.tensors.push_back({DataType::Float32, {5}});
-  CHECK_FALSE(writer.introduction({0, OpKind::Allreduce, "group"}, 0, group, no_generation).has_value());
+  CHECK_FALSE(
+      writer.introduction({0, OpKind::Allreduce, "group"}, 0, group, no_generation).has_value());
   CHECK(writer.oldest([](std::uint32_t) { return true; }) == id);
   say(Negotiator::eviction(id));
   CHECK(reader.find(key) == nullptr);

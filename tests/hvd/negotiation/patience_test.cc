@@ -1,4 +1,5 @@
-// Waits for a rank that dies or is stopped where the others of its domain need it to go on: while it ends a round, and with the log unread.
+// Waits for a rank that dies or is stopped where the others of its domain need it to go on: while
+// it ends a round, and with the log unread.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -22,7 +23,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// The rank gives the results of a round in slot 0, in which all three have arrived, and does not come to the end of it.
+/// The rank gives the results of a round in slot 0, in which all three have arrived, and does not
+/// come to the end of it.
 void stay_in_round(std::span<std::byte> block, Board& board) {
   for (const int other : {0, 2}) Board(block, other).rounds().arrive(0, 0);
   const int all[] = {0, 1, 2};
@@ -67,7 +69,9 @@ TEST_CASE("patience: a rank that died while it ended a round is named, whatever 
   }
 }
 
-TEST_CASE("patience: a rank that is stopped while it ends a round is told of as a stall, whatever waits for it") {
+TEST_CASE(
+    "patience: a rank that is stopped while it ends a round is told of as a stall, whatever waits "
+    "for it") {
   for (const auto& [what, wait] : kWaiters) {
     CAPTURE(what);
     const Watchdog watchdog("a board", 20s);
@@ -77,11 +81,14 @@ TEST_CASE("patience: a rank that is stopped while it ends a round is told of as 
     board.set_patience({{4, 7, 9}, {}, 1s});
     wait(board);
     CHECK(board.failure().code() == Status::Code::StallTimeout);
-    CHECK(board.failure().text().starts_with("rank 7 has kept the others of its host from going on for "));
+    CHECK(board.failure().text().starts_with(
+        "rank 7 has kept the others of its host from going on for "));
   }
 }
 
-TEST_CASE("patience: a rank that is stopped is warned of again and again where the world is not to end for it") {
+TEST_CASE(
+    "patience: a rank that is stopped is warned of again and again where the world is not to end "
+    "for it") {
   const Watchdog watchdog("a board", 20s);
   SharedBoard shared(stay_in_round);
   shared.kill(SIGSTOP);
@@ -99,7 +106,8 @@ TEST_CASE("patience: a rank that is stopped is warned of again and again where t
     text = said.get();
   }
   CAPTURE(text);
-  CHECK(text.starts_with("hvd: warning: rank 7 has kept the others of its host from going on for "));
+  CHECK(
+      text.starts_with("hvd: warning: rank 7 has kept the others of its host from going on for "));
   CHECK(board.failure().code() == Status::Code::RankFailed);
 }
 
@@ -127,7 +135,8 @@ TEST_CASE("patience: a rank that goes on after all has kept nobody for good") {
   std::vector<std::byte> memory(Board::bytes_needed(2, 1) + 64);
   void* base = memory.data();
   std::size_t space = memory.size();
-  const std::span<std::byte> block{static_cast<std::byte*>(std::align(64, Board::bytes_needed(2, 1), base, space)), space};
+  const std::span<std::byte> block{
+      static_cast<std::byte*>(std::align(64, Board::bytes_needed(2, 1), base, space)), space};
   Board::format(block, 2, 1);
   Board slow(block, 1);
   Board board(block, 0);

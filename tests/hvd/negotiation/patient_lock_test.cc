@@ -35,7 +35,9 @@ TEST_CASE("board: a rank that died with the lock is named, and the lock is had")
   board.unlock();
 }
 
-TEST_CASE("board: a rank that is stopped with the lock is told of as a stall, and ends the world where that is asked for") {
+TEST_CASE(
+    "board: a rank that is stopped with the lock is told of as a stall, and ends the world where "
+    "that is asked for") {
   const Watchdog watchdog("a board", 20s);
   SharedBoard shared(take_lock);
   shared.kill(SIGSTOP);

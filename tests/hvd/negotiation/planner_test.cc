@@ -12,7 +12,11 @@ namespace hvd::test {
 namespace {
 
 AgreedUnit unit(std::uint32_t id, std::int64_t elements, DataType dtype = DataType::Float32) {
-  return {id, 0, shared(signature_of(dtype, {elements})), {true}, {elements * static_cast<std::int64_t>(element_bytes(dtype))}};
+  return {id,
+          0,
+          shared(signature_of(dtype, {elements})),
+          {true},
+          {elements * static_cast<std::int64_t>(element_bytes(dtype))}};
 }
 
 std::vector<std::uint32_t> ids(const PlannedBatch& batch) {
@@ -24,9 +28,11 @@ std::vector<std::uint32_t> ids(const PlannedBatch& batch) {
 }  // namespace
 
 TEST_CASE("the planner fuses what can travel together, in order, up to the threshold") {
-  std::deque<AgreedUnit> queue{unit(1, 100), unit(2, 100, DataType::Int32), unit(3, 100), unit(4, 1000), unit(5, 1)};
+  std::deque<AgreedUnit> queue{unit(1, 100), unit(2, 100, DataType::Int32), unit(3, 100),
+                               unit(4, 1000), unit(5, 1)};
   auto batches = cut(queue, 1200);
-  REQUIRE(batches.size() == 2);  // 400 + 400 + 400 bytes; the fourth is too large, and nothing overtakes it
+  // 400 + 400 + 400 bytes; the fourth is too large, and nothing overtakes it
+  REQUIRE(batches.size() == 2);
   CHECK(ids(batches[0]) == std::vector<std::uint32_t>{1, 3});
   CHECK(ids(batches[1]) == std::vector<std::uint32_t>{2});
   batches = cut(queue, 1200);

@@ -28,15 +28,18 @@ TEST_CASE("rank signatures: runs of places say what a list by place says") {
     for (int step = 0; step < 60; ++step) {
       const Run run{static_cast<int>(random() % static_cast<unsigned>(places)), 1};
       Run said = run;
-      if (random() % 3 == 0) said.count = 1 + static_cast<int>(random() % static_cast<unsigned>(places - run.first));
+      if (random() % 3 == 0)
+        said.count = 1 + static_cast<int>(random() % static_cast<unsigned>(places - run.first));
       const auto value = static_cast<std::int64_t>(1 + random() % 3);
       runs.set(said, with_rows(value));
-      for (int place = said.first; place < said.first + said.count; ++place) rows[static_cast<std::size_t>(place)] = value;
+      for (int place = said.first; place < said.first + said.count; ++place)
+        rows[static_cast<std::size_t>(place)] = value;
       std::size_t count = 0;
       for (std::size_t place = 0; place < rows.size(); ++place) {
         if (rows[place] != 0) ++count;
         if ((rows[place] == 0) != (runs.of(place) == nullptr)) FAIL("something at ", place);
-        if (rows[place] != 0 && runs.of(place)->tensors.front().shape.front() != rows[place]) FAIL("something else at ", place);
+        if (rows[place] != 0 && runs.of(place)->tensors.front().shape.front() != rows[place])
+          FAIL("something else at ", place);
       }
       CHECK(runs.count() == count);
       CHECK(runs.all_equal(said, *with_rows(value)));
@@ -48,7 +51,8 @@ TEST_CASE("rank signatures: runs of places say what a list by place says") {
         const auto& before = runs.said()[i - 1];
         const auto& after = runs.said()[i];
         CHECK(before.places.first + before.places.count <= after.places.first);
-        CHECK((before.signature != after.signature || before.places.first + before.places.count < after.places.first));
+        CHECK((before.signature != after.signature ||
+               before.places.first + before.places.count < after.places.first));
       }
     }
   }

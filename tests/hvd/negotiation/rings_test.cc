@@ -18,7 +18,9 @@ struct alignas(64) Line {
 
 /// A board of ordinary memory.
 struct Memory {
-  explicit Memory(int ranks) : lines(Board::bytes_needed(ranks, 16) / sizeof(Line) + 1) { Board::format(block(), ranks, 16); }
+  explicit Memory(int ranks) : lines(Board::bytes_needed(ranks, 16) / sizeof(Line) + 1) {
+    Board::format(block(), ranks, 16);
+  }
   std::span<std::byte> block() { return {lines.front().bytes, lines.size() * sizeof(Line)}; }
   std::vector<Line> lines;
 };
@@ -29,7 +31,9 @@ Bytes payload_of(std::uint64_t number, std::size_t bytes) {
   return payload;
 }
 /// Sizes about lines, and those that wrap in every way.
-std::size_t bytes_of(std::uint64_t number, std::size_t most) { return number % 5 == 0 ? number * 977 % most : number * 13 % 300; }
+std::size_t bytes_of(std::uint64_t number, std::size_t most) {
+  return number % 5 == 0 ? number * 977 % most : number * 13 % 300;
+}
 
 PeerFrameHead head_of(std::uint64_t number, std::size_t bytes) {
   PeerFrameHead head;
@@ -48,7 +52,8 @@ TEST_CASE("frames of two threads that write and read at once come whole and in o
   std::thread writing([&] {
     for (std::uint64_t number = 0; number < kFrames; ++number) {
       const Bytes payload = payload_of(number, bytes_of(number, writer.rings().most_bytes()));
-      while (!writer.rings().put(1, head_of(number, payload.size()), payload)) std::this_thread::yield();
+      while (!writer.rings().put(1, head_of(number, payload.size()), payload))
+        std::this_thread::yield();
     }
   });
   std::uint64_t seen = 0;
@@ -59,7 +64,8 @@ TEST_CASE("frames of two threads that write and read at once come whole and in o
         [&](int from, const PeerFrameHead& head, const PeerPayload& payload) {
           Bytes got(payload.size());
           payload.copy_to(got.data());
-          right = right && from == 0 && head.id == seen && got == payload_of(seen, bytes_of(seen, reader.rings().most_bytes()));
+          right = right && from == 0 && head.id == seen &&
+                  got == payload_of(seen, bytes_of(seen, reader.rings().most_bytes()));
           ++seen;
         },
         nothing);
@@ -79,11 +85,13 @@ TEST_CASE("a payload that looks like a later frame's word is taken for none") {
     // Each word of the payload is what would say, one lap later, that a frame is there.
     std::vector<std::uint64_t> words(ring / 8 / sizeof(std::uint64_t));
     const std::uint64_t begin = position + sizeof(PeerFrameHead);
-    for (std::size_t i = 0; i < words.size(); ++i) words[i] = begin + i * sizeof words[0] + ring + 1;
+    for (std::size_t i = 0; i < words.size(); ++i)
+      words[i] = begin + i * sizeof words[0] + ring + 1;
     for (std::uint64_t end = position + ring; position < end;) {
       REQUIRE(writer.rings().put(1, head_of(7, words.size() * 8), std::as_bytes(std::span(words))));
       CHECK(reader.rings().take(
-                10, [](int, const PeerFrameHead& head, const PeerPayload&) { CHECK(head.id == 7); }, nothing) == 1);
+                10, [](int, const PeerFrameHead& head, const PeerPayload&) { CHECK(head.id == 7); },
+                nothing) == 1);
       CHECK(!reader.rings().has_any());
       position += sizeof(PeerFrameHead) + words.size() * 8;
     }

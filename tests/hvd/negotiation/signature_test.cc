@@ -37,11 +37,14 @@ TEST_CASE("the verdict names what differs first, and groups the ranks by what th
   CHECK(verdict("x", ranks, std::vector{a, a, a, a}).ok());
   const Status shape = verdict("x", ranks, std::vector{a, a, a, b});
   CHECK(shape.code() == Status::Code::Mismatch);
-  CHECK(shape.text() == "allreduce 'x': the shape differs between ranks: ranks 0-2: float32 [17, 3]; rank 5: float32 [18, 3]");
-  const Status dtype = verdict("x", ranks, std::vector{a, c, b, c});  // dtype and shape differ: dtype is told
-  CHECK(
-      dtype.text() ==
-      "allreduce 'x': the data type differs between ranks: rank 0: float32 [17, 3]; ranks 1, 5: float64 [18, 3]; rank 2: float32 [18, 3]");
+  CHECK(shape.text() ==
+        "allreduce 'x': the shape differs between ranks: ranks 0-2: float32 [17, 3]; rank 5: "
+        "float32 [18, 3]");
+  // dtype and shape differ: dtype is told
+  const Status dtype = verdict("x", ranks, std::vector{a, c, b, c});
+  CHECK(dtype.text() ==
+        "allreduce 'x': the data type differs between ranks: rank 0: float32 [17, 3]; ranks 1, 5: "
+        "float64 [18, 3]; rank 2: float32 [18, 3]");
   // Only the first dimension of a gather may differ.
   const auto g1 = shared(signature_of(DataType::Int8, {4, 2}, OpKind::Allgather));
   const auto g2 = shared(signature_of(DataType::Int8, {0, 2}, OpKind::Allgather));
@@ -53,8 +56,10 @@ TEST_CASE("the verdict names what differs first, and groups the ranks by what th
   for (int i = 0; i < 30; ++i) many.tensors.push_back({DataType::Float32, {i}});
   Signature other = many;
   other.tensors[20].shape = {999};
-  CHECK(verdict("group", ranks, std::vector{shared(many), shared(many), shared(many), shared(other)}).text().find("[999]") !=
-        std::string::npos);
+  CHECK(
+      verdict("group", ranks, std::vector{shared(many), shared(many), shared(many), shared(other)})
+          .text()
+          .find("[999]") != std::string::npos);
 }
 
 }  // namespace hvd::test

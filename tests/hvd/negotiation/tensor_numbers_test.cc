@@ -1,5 +1,5 @@
-// Numbers that leaders give up and that come back, with messages that arrive at any time: what is decided is the same everywhere, and each
-// domain knows then what all ranks have said.
+// Numbers that leaders give up and that come back, with messages that arrive at any time: what is
+// decided is the same everywhere, and each domain knows then what all ranks have said.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -28,7 +28,9 @@ class Domain {
       : self_(self), wire_(mail, self, domains), everyone_(static_cast<std::size_t>(domains)) {
     std::iota(everyone_.begin(), everyone_.end(), 0);
     LeaderTreeActions actions;
-    actions.introduce = [this](const UnitKey& key, const Runs& ranks, const Signature& signature) { hear(key, ranks, signature); };
+    actions.introduce = [this](const UnitKey& key, const Runs& ranks, const Signature& signature) {
+      hear(key, ranks, signature);
+    };
     actions.agree = [this](const UnitKey& key, const Agreement&) { agree(key); };
     actions.drop = [this](const UnitKey& key) { return forget(key); };
     actions.ranks_of = [this](int) { return &everyone_; };
@@ -37,14 +39,21 @@ class Domain {
   }
 
   [[nodiscard]] bool waits_for(const UnitKey& key) const { return waiting_.contains(key); }
-  [[nodiscard]] std::size_t rounds(const UnitKey& key) const { return rounds_.contains(key) ? rounds_.at(key) : 0; }
+  [[nodiscard]] std::size_t rounds(const UnitKey& key) const {
+    return rounds_.contains(key) ? rounds_.at(key) : 0;
+  }
   /// The rank submits the tensor, with another shape than the last time where it likes.
   void submit(const UnitKey& key, std::int64_t size) {
     Signature signature;
     signature.tensors.push_back({DataType::Float32, {size}, {}});
     const auto known = table_.find(key);
-    if (known == table_.end() || !known->second.contains(self_) || known->second.at(self_) != size) {
-      tree->tell({LocalEvent::Kind::Introduced, key, self_, std::make_shared<const Signature>(signature), {}});
+    if (known == table_.end() || !known->second.contains(self_) ||
+        known->second.at(self_) != size) {
+      tree->tell({LocalEvent::Kind::Introduced,
+                  key,
+                  self_,
+                  std::make_shared<const Signature>(signature),
+                  {}});
       table_[key][self_] = size;
     }
     waiting_.insert(key);
@@ -58,8 +67,9 @@ class Domain {
   }
 
   std::unique_ptr<LeaderTree> tree;
-  std::vector<UnitKey> agreed;                               ///< in order
-  std::map<UnitKey, std::map<int, std::int64_t>> agreed_on;  ///< what all ranks had said at the last agreement
+  std::vector<UnitKey> agreed;  ///< in order
+  std::map<UnitKey, std::map<int, std::int64_t>>
+      agreed_on;  ///< what all ranks had said at the last agreement
   bool knew_all = true;
 
  private:
@@ -69,7 +79,8 @@ class Domain {
         if (rank != self_) table_[key][rank] = signature.tensors.front().shape.front();
   }
   void agree(const UnitKey& key) {
-    // A table that has forgotten in the middle of the introductions asks for them again, as the controller does.
+    // A table that has forgotten in the middle of the introductions asks for them again, as the
+    // controller does.
     if (table_[key].size() < everyone_.size()) tree->retell(key);
     knew_all = knew_all && table_[key].size() == everyone_.size() && waiting_.contains(key);
     agreed.push_back(key);
@@ -87,15 +98,22 @@ class Domain {
 };
 
 struct World {
-  World(int domains, unsigned long seed) : random(seed), mail(std::make_shared<Mailboxes>(domains)) {
-    for (int domain = 0; domain < domains; ++domain) all.push_back(std::make_unique<Domain>(mail, domain, domains));
+  World(int domains, unsigned long seed)
+      : random(seed), mail(std::make_shared<Mailboxes>(domains)) {
+    for (int domain = 0; domain < domains; ++domain)
+      all.push_back(std::make_unique<Domain>(mail, domain, domains));
   }
-  Domain& any() { return *all[static_cast<std::size_t>(random.between(0, static_cast<int>(all.size()) - 1))]; }
+  Domain& any() {
+    return *all[static_cast<std::size_t>(random.between(0, static_cast<int>(all.size()) - 1))];
+  }
   /// No rank may be two rounds ahead of another, as it waits in between.
   void submit_something(std::size_t rounds) {
-    const UnitKey key{0, OpKind::Allreduce, std::to_string(random.one_in(3) ? random.between(0, 3) : random.between(0, kNames - 1))};
+    const UnitKey key{
+        0, OpKind::Allreduce,
+        std::to_string(random.one_in(3) ? random.between(0, 3) : random.between(0, kNames - 1))};
     Domain& domain = any();
-    if (!domain.waits_for(key) && domain.rounds(key) < rounds) domain.submit(key, random.one_in(8) ? 2 : 1);
+    if (!domain.waits_for(key) && domain.rounds(key) < rounds)
+      domain.submit(key, random.one_in(8) ? 2 : 1);
   }
   void settle() {
     for (bool moved = true; moved;) {
@@ -111,7 +129,8 @@ struct World {
 }  // namespace
 
 TEST_CASE("numbers of tensors that are given up come back, whenever messages arrive") {
-  constexpr unsigned long kSeeds = kThreadSanitizer ? 2 : 60;  // one thread: there is nothing for ThreadSanitizer to find
+  // one thread: there is nothing for ThreadSanitizer to find
+  constexpr unsigned long kSeeds = kThreadSanitizer ? 2 : 60;
   for (unsigned long seed = 1; seed <= kSeeds; ++seed) {
     CAPTURE(seed);
     World world(2 + static_cast<int>(seed % 7), seed);
@@ -119,7 +138,8 @@ TEST_CASE("numbers of tensors that are given up come back, whenever messages arr
     for (std::size_t step = 0; step < 20'000; ++step) {
       if (world.random.one_in(3)) world.submit_something(1 + step / 500);
       if (world.random.one_in(40))
-        static_cast<void>(world.any().forget({0, OpKind::Allreduce, std::to_string(world.random.between(0, kNames - 1))}));
+        static_cast<void>(world.any().forget(
+            {0, OpKind::Allreduce, std::to_string(world.random.between(0, kNames - 1))}));
       world.any().tree->advance();
       most_kept = std::max(most_kept, world.all.front()->tree->tensors_kept());
     }
@@ -128,7 +148,8 @@ TEST_CASE("numbers of tensors that are given up come back, whenever messages arr
     for (int name = 0; name < kNames; ++name) {
       const UnitKey key{0, OpKind::Allreduce, std::to_string(name)};
       std::size_t rounds = 0;
-      for (auto& domain : world.all) rounds = std::max(rounds, domain->rounds(key) + (domain->waits_for(key) ? 1 : 0));
+      for (auto& domain : world.all)
+        rounds = std::max(rounds, domain->rounds(key) + (domain->waits_for(key) ? 1 : 0));
       for (auto& domain : world.all)
         if (domain->rounds(key) < rounds && !domain->waits_for(key)) domain->submit(key, 1);
       world.settle();

@@ -1,4 +1,5 @@
-/// The timeline: one file of all ranks, valid whenever its lock can be had; what it says, what it leaves out, and what it costs when off.
+/// The timeline: one file of all ranks, valid whenever its lock can be had; what it says, what it
+/// leaves out, and what it costs when off.
 
 #include "hvd/timeline/timeline.h"
 
@@ -24,7 +25,8 @@ class Path {
  public:
   explicit Path(const std::string& name) {
     const char* folder = std::getenv("TMPDIR");
-    path_ = std::string(folder == nullptr ? "/tmp" : folder) + "/hvd_timeline_test." + std::to_string(::getpid()) + "." + name;
+    path_ = std::string(folder == nullptr ? "/tmp" : folder) + "/hvd_timeline_test." +
+            std::to_string(::getpid()) + "." + name;
     ::unlink(path_.c_str());
   }
   ~Path() { ::unlink(path_.c_str()); }
@@ -57,10 +59,14 @@ class Meeting {
 constexpr std::uint64_t kMuch = 1 << 30;
 
 /// What the file of a run begins with.
-std::string first_event(int run) { return ",\n{\"name\":\"run " + std::to_string(run) + "\",\"ph\":\"i\",\"pid\":0,\"tid\":0,\"ts\":0}"; }
+std::string first_event(int run) {
+  return ",\n{\"name\":\"run " + std::to_string(run) +
+         "\",\"ph\":\"i\",\"pid\":0,\"tid\":0,\"ts\":0}";
+}
 
 /// Runs `body` on `size` ranks with a timeline.
-ReadTimeline traced(const Path& path, int size, int domains, const std::function<void(int, Engine&, ThreadWorld&)>& body,
+ReadTimeline traced(const Path& path, int size, int domains,
+                    const std::function<void(int, Engine&, ThreadWorld&)>& body,
                     TimelineOptions options = {}, std::uint64_t max_bytes = kMuch) {
   ThreadWorld world({.size = size, .domains = domains, .config = {}});
   Meeting meeting(size);
@@ -77,9 +83,11 @@ void reduce(Engine& engine, std::vector<float>& values, const std::string& name)
 
 /// A timeline of a world of one rank.
 struct Alone {
-  explicit Alone(const std::string& path, std::size_t capacity = Timeline::kCapacity, std::uint64_t max_bytes = kMuch)
+  explicit Alone(const std::string& path, std::size_t capacity = Timeline::kCapacity,
+                 std::uint64_t max_bytes = kMuch)
       : timeline(capacity) {
-    timeline.start(path, {}, max_bytes, Topology::single_domain(0, 1), [](const Bytes& mine) { return std::vector<Bytes>{mine}; });
+    timeline.start(path, {}, max_bytes, Topology::single_domain(0, 1),
+                   [](const Bytes& mine) { return std::vector<Bytes>{mine}; });
   }
   std::uint64_t submit(const std::string& name) {
     Submission submission;
@@ -97,29 +105,31 @@ struct Alone {
 
 }  // namespace
 
-TEST_CASE("one file of all ranks: slices nest, and say operation, transport, type, shape and bytes") {
+TEST_CASE(
+    "one file of all ranks: slices nest, and say operation, transport, type, shape and bytes") {
   for (const auto& [size, domains] : std::vector<std::pair<int, int>>{{1, 1}, {3, 1}, {4, 2}}) {
     CAPTURE(size);
     CAPTURE(domains);
     const Path path("all");
-    const auto read = traced(path, size, domains,
-                             [](int, Engine& engine, ThreadWorld&) {
-                               std::vector<float> values(51, 1.0F);
-                               Submission matrix = allreduce_of(values, "matrix", DataType::Float32);
-                               matrix.tensors.front().shape = {17, 3};
-                               engine.wait(*engine.submit(std::move(matrix)));
-                               Submission group = allreduce_of(values, "group", DataType::Float32);
-                               std::vector<std::int16_t> shorts(4);
-                               group.tensors.push_back({shorts.data(), shorts.data(), DataType::Int16, {4}});
-                               engine.wait(*engine.submit(std::move(group)));
-                               Submission broadcast = allreduce_of(values, "broadcast", DataType::Float32);
-                               broadcast.kind = OpKind::Broadcast;
-                               engine.wait(*engine.submit(std::move(broadcast)));
-                               Submission barrier;
-                               barrier.kind = OpKind::Barrier;
-                               engine.wait(*engine.submit(std::move(barrier)));
-                             },
-                             {.mark_cycles = true});
+    const auto read =
+        traced(path, size, domains,
+               [](int, Engine& engine, ThreadWorld&) {
+                 std::vector<float> values(51, 1.0F);
+                 Submission matrix = allreduce_of(values, "matrix", DataType::Float32);
+                 matrix.tensors.front().shape = {17, 3};
+                 engine.wait(*engine.submit(std::move(matrix)));
+                 Submission group = allreduce_of(values, "group", DataType::Float32);
+                 std::vector<std::int16_t> shorts(4);
+                 group.tensors.push_back({shorts.data(), shorts.data(), DataType::Int16, {4}});
+                 engine.wait(*engine.submit(std::move(group)));
+                 Submission broadcast = allreduce_of(values, "broadcast", DataType::Float32);
+                 broadcast.kind = OpKind::Broadcast;
+                 engine.wait(*engine.submit(std::move(broadcast)));
+                 Submission barrier;
+                 barrier.kind = OpKind::Barrier;
+                 engine.wait(*engine.submit(std::move(barrier)));
+               },
+               {.mark_cycles = true});
     CHECK(read.open == 0);
     CHECK(read.count("process_name") == static_cast<std::size_t>(size));
     CHECK(read.count("CYCLE_START") >= static_cast<std::size_t>(4 * size));
@@ -135,8 +145,10 @@ TEST_CASE("one file of all ranks: slices nest, and say operation, transport, typ
       const auto negotiation = one("NEGOTIATE_ALLREDUCE", "matrix");
       const auto whole = one("ALLREDUCE", "matrix");
       CHECK(negotiation.to == whole.from);
-      CHECK(whole.args == nlohmann::json{{"dtype", "float32"}, {"shape", "[17, 3]"}, {"bytes", 204}});
-      CHECK(one("ALLREDUCE", "group").args == nlohmann::json{{"dtype", "mixed"}, {"tensors", 2}, {"bytes", 212}});
+      CHECK(whole.args ==
+            nlohmann::json{{"dtype", "float32"}, {"shape", "[17, 3]"}, {"bytes", 204}});
+      CHECK(one("ALLREDUCE", "group").args ==
+            nlohmann::json{{"dtype", "mixed"}, {"tensors", 2}, {"bytes", 212}});
       CHECK(one("WAIT_FOR_DATA", "matrix").parent == "ALLREDUCE");
       const std::string transport = domains == 1 ? "SHM" : "RENDEZVOUS";
       CHECK(one(transport + "_ALLREDUCE", "matrix").parent == "ALLREDUCE");
@@ -150,7 +162,8 @@ TEST_CASE("one file of all ranks: slices nest, and say operation, transport, typ
       CHECK(read.count("rank " + std::to_string(rank) + " ready") == 4);
     }
     std::size_t last = 0;
-    for (int rank = 0; rank < size; ++rank) last += read.count("rank " + std::to_string(rank) + " was last");
+    for (int rank = 0; rank < size; ++rank)
+      last += read.count("rank " + std::to_string(rank) + " was last");
     CHECK(last == static_cast<std::size_t>(4 * size));  // each rank says it, of each operation
   }
 }
@@ -172,7 +185,9 @@ TEST_CASE("what lies in shared memory is not copied, and the timeline does not s
   CHECK(read.count("CYCLE_START") == 0);
 }
 
-TEST_CASE("a name again and again has one lane; names that never come back share lanes; a failure says why") {
+TEST_CASE(
+    "a name again and again has one lane; names that never come back share lanes; a failure says "
+    "why") {
   const Path path("lanes");
   const auto read = traced(path, 2, 1, [](int rank, Engine& engine, ThreadWorld&) {
     std::vector<float> values(8);
@@ -186,7 +201,8 @@ TEST_CASE("a name again and again has one lane; names that never come back share
   CHECK(read.named("ALLREDUCE").size() == 200);
   CHECK(read.count("thread_name") == 6);  // per rank: again, differs, and one for all the rest
   for (const auto& slice : read.named("NEGOTIATE_ALLREDUCE", "differs"))
-    CHECK(slice.end_args.at("error").get<std::string>().find("the shape differs") != std::string::npos);
+    CHECK(slice.end_args.at("error").get<std::string>().find("the shape differs") !=
+          std::string::npos);
 }
 
 TEST_CASE("names of all kinds are escaped") {
@@ -194,7 +210,8 @@ TEST_CASE("names of all kinds are escaped") {
       {"a \"quoted\" \\ name", "a \"quoted\" \\ name"},
       {"line\nand\ttab\x01\x7f", "line\nand\ttab\x01\x7f"},
       {"Gewicht \xc3\xa4 \xf0\x9f\x98\x80", "Gewicht \xc3\xa4 \xf0\x9f\x98\x80"},
-      {"broken \xff\xc3(\xe2\x82 \xed\xa0\x80\xc0\xaf\xf5", "broken \ufffd\ufffd(\ufffd\ufffd \ufffd\ufffd\ufffd\ufffd\ufffd\ufffd"},
+      {"broken \xff\xc3(\xe2\x82 \xed\xa0\x80\xc0\xaf\xf5",
+       "broken \ufffd\ufffd(\ufffd\ufffd \ufffd\ufffd\ufffd\ufffd\ufffd\ufffd"},
       {std::string("nul\0!", 5), std::string("nul\0!", 5)},
       {std::string(5000, '"'), std::string(256, '"') + "..."},
       {"}\n]\n,\n{", "}\n]\n,\n{"}};
@@ -205,7 +222,8 @@ TEST_CASE("names of all kinds are escaped") {
   }
   const auto read = read_timeline(path.text());
   for (const auto& [name, shown] : names) CHECK(read.named("ALLREDUCE", shown).size() == 1);
-  for (const auto& [name, shown] : names) CHECK(nlohmann::json::parse(json_string(name, 256)).get<std::string>() == shown);
+  for (const auto& [name, shown] : names)
+    CHECK(nlohmann::json::parse(json_string(name, 256)).get<std::string>() == shown);
 }
 
 TEST_CASE("the file grows to its limit and no further, and says so once") {
@@ -252,7 +270,8 @@ TEST_CASE("a torn file is put right by the next to write, wherever it is torn") 
   const auto lines = [](int from, int to) {
     std::string text;
     for (int i = from; i < to; ++i)
-      text += ",\n{\"name\":\"" + std::to_string(i) + "\",\"ph\":\"i\",\"pid\":0,\"tid\":0,\"ts\":" + std::to_string(i) + "}";
+      text += ",\n{\"name\":\"" + std::to_string(i) +
+              "\",\"ph\":\"i\",\"pid\":0,\"tid\":0,\"ts\":" + std::to_string(i) + "}";
     return text;
   };
   TimelineFile file(path.text(), first_event(123));
@@ -279,7 +298,8 @@ TEST_CASE("a torn file is put right by the next to write, wherever it is torn") 
   CHECK(read_timeline(path.text()).events.size() == 2);
 }
 
-/// What a program that copies files reads, and is not quick about: pieces, until there are no more. With the file's lock.
+/// What a program that copies files reads, and is not quick about: pieces, until there are no more.
+/// With the file's lock.
 std::string copy_in_pieces(const std::string& path) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   REQUIRE(::flock(file, LOCK_SH) == 0);
@@ -304,7 +324,8 @@ TEST_CASE("a copy that is made under the file's lock is valid, however fast rank
       TimelineFile file(path.text(), first_event(1));
       std::string events;
       for (int i = 0; i < 60; ++i)
-        events += ",\n{\"ph\":\"i\",\"pid\":" + std::to_string(rank) + ",\"tid\":0,\"ts\":" + std::to_string(i) + "}";
+        events += ",\n{\"ph\":\"i\",\"pid\":" + std::to_string(rank) +
+                  ",\"tid\":0,\"ts\":" + std::to_string(i) + "}";
       for (int i = 0; i < 50; ++i) {
         unwritten += file.append(events, kMuch, "") == TimelineFile::Outcome::Written ? 0 : 1;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -323,13 +344,15 @@ TEST_CASE("a copy that is made under the file's lock is valid, however fast rank
   CHECK(wrong == 0);
 }
 
-TEST_CASE("files: begun once for a run, joined by the others, refused where they cannot be written") {
+TEST_CASE(
+    "files: begun once for a run, joined by the others, refused where they cannot be written") {
   const Path path("files");
   std::ofstream(path.text()) << "something else";
   const std::string first = first_event(1);
   const TimelineFile a(path.text(), first);
   TimelineFile b(path.text(), first);
-  CHECK(b.append(",\n{\"ph\":\"i\",\"pid\":1,\"tid\":0,\"ts\":1}", kMuch, "") == TimelineFile::Outcome::Written);
+  CHECK(b.append(",\n{\"ph\":\"i\",\"pid\":1,\"tid\":0,\"ts\":1}", kMuch, "") ==
+        TimelineFile::Outcome::Written);
   const TimelineFile c(path.text(), first);  // another host that sees the same file
   CHECK(read_timeline(path.text()).events.size() == 2);
   const TimelineFile d(path.text(), first_event(2));
@@ -338,20 +361,26 @@ TEST_CASE("files: begun once for a run, joined by the others, refused where they
   CHECK_THROWS_AS(TimelineFile(path.text() + "/below/a/file", first), InvalidArgument);
 }
 
-TEST_CASE("start fails on all ranks alike; off, nothing is noted and no file made; on again, a new file") {
+TEST_CASE(
+    "start fails on all ranks alike; off, nothing is noted and no file made; on again, a new "
+    "file") {
   const Path path("start");
   ThreadWorld world({.size = 3, .domains = 1, .config = {}});
   Meeting meeting(3);
   world.run([&](int rank, Engine& engine) {
     std::vector<float> values(4);
     Timeline& timeline = engine.timeline();
-    const auto start = [&](const std::string& where) { timeline.start(where, {}, kMuch, engine.topology(), meeting.of(rank)); };
+    const auto start = [&](const std::string& where) {
+      timeline.start(where, {}, kMuch, engine.topology(), meeting.of(rank));
+    };
     reduce(engine, values, "before");
     CHECK_FALSE(timeline.on());
     CHECK_FALSE(path.exists());
     timeline.stop();
     CHECK_THROWS_WITH_AS(start("/proc/no/such/folder/file"),
-                         "the timeline '/proc/no/such/folder/file' cannot be written: No such file or directory (rank 0)", InvalidArgument);
+                         "the timeline '/proc/no/such/folder/file' cannot be written: No such file "
+                         "or directory (rank 0)",
+                         InvalidArgument);
     CHECK_FALSE(timeline.on());
     for (int round = 0; round < 2; ++round) {
       start(path.text());
@@ -377,7 +406,8 @@ TEST_CASE("a timeline that is stopped with operations under way closes them") {
     id = alone.submit("pending");
     alone.timeline.stop();
     CHECK(read_timeline(path.text()).open == 0);
-    alone.timeline.start(path.text(), {}, kMuch, Topology::single_domain(0, 1), [](const Bytes& mine) { return std::vector<Bytes>{mine}; });
+    alone.timeline.start(path.text(), {}, kMuch, Topology::single_domain(0, 1),
+                         [](const Bytes& mine) { return std::vector<Bytes>{mine}; });
     alone.timeline.agreed(id, 0, true);  // of the file before
     alone.timeline.finished(id, {});
     alone.whole("next");

@@ -1,5 +1,6 @@
-// Every operation of tensors on GPUs, the three ways: NCCL, a shared GPU, staged through the host. Whole engines as threads, over the host
-// table: what arrives is what the same operation of host tensors gives, and what the ranks' numbers say.
+// Every operation of tensors on GPUs, the three ways: NCCL, a shared GPU, staged through the host.
+// Whole engines as threads, over the host table: what arrives is what the same operation of host
+// tensors gives, and what the ranks' numbers say.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -31,7 +32,8 @@ WorldOptions options_of(GpuRoute way, LockedDevices& devices, int domains = 1) {
   options.size = kSize;
   options.domains = domains;
   options.limit = std::chrono::seconds(120);
-  options.add_backends = [way, &devices](int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena) {
+  options.add_backends = [way, &devices](int rank, EngineParts& parts,
+                                         const std::shared_ptr<Arena>& arena) {
     devices.add_backends(way, rank, parts, arena);
   };
   return options;
@@ -46,7 +48,8 @@ class FullArena {
     used_ = arena_.used_bytes();
   }
   ~FullArena() {
-    CHECK(arena_.used_bytes() == used_);  // nobody has found room in it, nor given back what is not theirs
+    // nobody has found room in it, nor given back what is not theirs
+    CHECK(arena_.used_bytes() == used_);
     for (std::byte* const block : taken_) arena_.free(block);
   }
   FullArena(const FullArena&) = delete;
@@ -58,8 +61,8 @@ class FullArena {
   std::size_t used_ = 0;
 };
 
-/// Runs `body` in a world of each way, its devices slow and quick; and staged while the arenas, where staging takes its memory from, have
-/// no room.
+/// Runs `body` in a world of each way, its devices slow and quick; and staged while the arenas,
+/// where staging takes its memory from, have no room.
 void each_way(const std::function<void(int rank, Engine& engine)>& body) {
   struct Case {
     GpuRoute way;
@@ -67,8 +70,9 @@ void each_way(const std::function<void(int rank, Engine& engine)>& body) {
     bool full_arenas = false;
   };
   for (const auto& [way, domains, full_arenas] :
-       {Case{GpuRoute::Nccl, 1}, Case{GpuRoute::SharedGpu, 1}, Case{GpuRoute::Staged, 1}, Case{GpuRoute::Staged, 2},
-        Case{GpuRoute::Staged, 1, true}, Case{GpuRoute::Staged, 2, true}}) {
+       {Case{GpuRoute::Nccl, 1}, Case{GpuRoute::SharedGpu, 1}, Case{GpuRoute::Staged, 1},
+        Case{GpuRoute::Staged, 2}, Case{GpuRoute::Staged, 1, true},
+        Case{GpuRoute::Staged, 2, true}}) {
     for (const int delay : {0, 3}) {
       CAPTURE(static_cast<int>(way));
       CAPTURE(domains);
@@ -78,7 +82,8 @@ void each_way(const std::function<void(int rank, Engine& engine)>& body) {
       for (int rank = 0; rank < kSize; ++rank) devices.device(rank).delay = delay;
       ThreadWorld world(options_of(way, devices, domains));
       std::vector<std::unique_ptr<FullArena>> full;
-      for (int rank = 0; full_arenas && rank < kSize; ++rank) full.push_back(std::make_unique<FullArena>(world.arena(rank)));
+      for (int rank = 0; full_arenas && rank < kSize; ++rank)
+        full.push_back(std::make_unique<FullArena>(world.arena(rank)));
       world.run(body);
     }
   }
@@ -107,14 +112,17 @@ std::shared_ptr<HandleState> run(Engine& engine, Submission submission) {
   return pending;
 }
 
-/// Once with the tensors on the GPU and once on the host, which is what the first is compared with, too.
-void on_gpu_and_host(int rank, const std::function<void(const Device& device, const std::string& name)>& body) {
+/// Once with the tensors on the GPU and once on the host, which is what the first is compared with,
+/// too.
+void on_gpu_and_host(
+    int rank, const std::function<void(const Device& device, const std::string& name)>& body) {
   body({DeviceKind::Cuda, rank}, "on the GPU");
   body({}, "on the host");
 }
 
 /// Rows of `columns` that the operation leaves, one vector per tensor.
-std::function<void*(std::size_t, std::int64_t)> into(std::vector<Floats>& outputs, std::int64_t columns) {
+std::function<void*(std::size_t, std::int64_t)> into(std::vector<Floats>& outputs,
+                                                     std::int64_t columns) {
   return [&outputs, columns](std::size_t index, std::int64_t rows) {
     outputs.at(index).assign(static_cast<std::size_t>(rows * columns), -7);
     return static_cast<void*>(outputs.at(index).data());
@@ -123,23 +131,33 @@ std::function<void*(std::size_t, std::int64_t)> into(std::vector<Floats>& output
 
 }  // namespace
 
-TEST_CASE("gpu backends: broadcast of a group from every root, in place and elsewhere, tensors without elements among them") {
+TEST_CASE(
+    "gpu backends: broadcast of a group from every root, in place and elsewhere, tensors without "
+    "elements among them") {
   each_way([](int rank, Engine& engine) {
     for (int root = 0; root < kSize; ++root) {
       for (const bool in_place : {true, false}) {
         on_gpu_and_host(rank, [&](const Device& device, const std::string& name) {
           const std::vector<std::int64_t> counts{40, 0, 7};
           std::vector<Floats> inputs, outputs;
-          for (int t = 0; t < 3; ++t) inputs.push_back(values_of(rank, t, counts[static_cast<std::size_t>(t)]));
+          for (int t = 0; t < 3; ++t)
+            inputs.push_back(values_of(rank, t, counts[static_cast<std::size_t>(t)]));
           const auto before = inputs;
-          for (const auto count : counts) outputs.emplace_back(static_cast<std::size_t>(count), -7.0F);
+          for (const auto count : counts)
+            outputs.emplace_back(static_cast<std::size_t>(count), -7.0F);
           Submission submission = of_kind(OpKind::Broadcast, name, device);
           submission.root = root;
           for (std::size_t t = 0; t < 3; ++t)
-            submission.tensors.push_back(
-                {inputs[t].data(), in_place ? inputs[t].data() : outputs[t].data(), DataType::Float32, {counts[t]}, nullptr, true});
+            submission.tensors.push_back({inputs[t].data(),
+                                          in_place ? inputs[t].data() : outputs[t].data(),
+                                          DataType::Float32,
+                                          {counts[t]},
+                                          nullptr,
+                                          true});
           run(engine, std::move(submission));
-          for (std::size_t t = 0; t < 3; ++t) CHECK((in_place ? inputs : outputs)[t] == values_of(root, static_cast<int>(t), counts[t]));
+          for (std::size_t t = 0; t < 3; ++t)
+            CHECK((in_place ? inputs : outputs)[t] ==
+                  values_of(root, static_cast<int>(t), counts[t]));
           if (!in_place) CHECK(inputs == before);
         });
       }
@@ -155,8 +173,12 @@ TEST_CASE("gpu backends: allgather of different rows, one rank's none") {
       Submission submission = of_kind(OpKind::Allgather, name, device);
       for (int t = 0; t < 2; ++t) inputs.push_back(values_of(rank, t, rows(rank, t) * 5));
       for (int t = 0; t < 2; ++t)
-        submission.tensors.push_back(
-            {inputs[static_cast<std::size_t>(t)].data(), nullptr, DataType::Float32, {rows(rank, t), 5}, nullptr, true});
+        submission.tensors.push_back({inputs[static_cast<std::size_t>(t)].data(),
+                                      nullptr,
+                                      DataType::Float32,
+                                      {rows(rank, t), 5},
+                                      nullptr,
+                                      true});
       submission.allocate = into(outputs, 5);
       run(engine, std::move(submission));
       for (int t = 0; t < 2; ++t) {
@@ -181,7 +203,8 @@ TEST_CASE("gpu backends: alltoall, uneven, with rows that are not sent") {
       Floats input = values_of(rank, 0, all * 2);
       std::vector<Floats> outputs(1);
       Submission submission = of_kind(OpKind::Alltoall, name, device);
-      submission.tensors.push_back({input.data(), nullptr, DataType::Float32, {all, 2}, nullptr, true, splits});
+      submission.tensors.push_back(
+          {input.data(), nullptr, DataType::Float32, {all, 2}, nullptr, true, splits});
       submission.allocate = into(outputs, 2);
       const auto pending = run(engine, std::move(submission));
       Floats expected;
@@ -190,7 +213,8 @@ TEST_CASE("gpu backends: alltoall, uneven, with rows that are not sent") {
         std::int64_t before = 0;
         for (int to = 0; to < rank; ++to) before += rows(from, to);
         const Floats theirs = values_of(from, 0, 100);
-        expected.insert(expected.end(), theirs.begin() + before * 2, theirs.begin() + (before + rows(from, rank)) * 2);
+        expected.insert(expected.end(), theirs.begin() + before * 2,
+                        theirs.begin() + (before + rows(from, rank)) * 2);
       }
       CHECK(outputs[0] == expected);
     });
@@ -203,12 +227,14 @@ TEST_CASE("gpu backends: reducescatter, where some ranks keep nothing") {
       on_gpu_and_host(rank, [&](const Device& device, const std::string& name) {
         const std::vector<std::int64_t> rows{7, 1, 0};
         std::vector<Floats> inputs, outputs(3);
-        for (int t = 0; t < 3; ++t) inputs.push_back(values_of(rank, t, rows[static_cast<std::size_t>(t)] * 5));
+        for (int t = 0; t < 3; ++t)
+          inputs.push_back(values_of(rank, t, rows[static_cast<std::size_t>(t)] * 5));
         Submission submission = of_kind(OpKind::Reducescatter, name, device);
         submission.op = op;
         submission.prescale_factor = 2;
         for (std::size_t t = 0; t < 3; ++t)
-          submission.tensors.push_back({inputs[t].data(), nullptr, DataType::Float32, {rows[t], 5}, nullptr, true});
+          submission.tensors.push_back(
+              {inputs[t].data(), nullptr, DataType::Float32, {rows[t], 5}, nullptr, true});
         submission.allocate = into(outputs, 5);
         run(engine, std::move(submission));
         for (std::size_t t = 0; t < 3; ++t) {
@@ -218,29 +244,40 @@ TEST_CASE("gpu backends: reducescatter, where some ranks keep nothing") {
             for (std::size_t i = 0; i < whole.size(); ++i) whole[i] += 2 * theirs[i];
           }
           std::int64_t begin = 0;
-          for (int r = 0; r < rank; ++r) begin += scattered_rows(rows[t], kSize, static_cast<std::size_t>(r)) * 5;
-          const std::int64_t count = scattered_rows(rows[t], kSize, static_cast<std::size_t>(rank)) * 5;
+          for (int r = 0; r < rank; ++r)
+            begin += scattered_rows(rows[t], kSize, static_cast<std::size_t>(r)) * 5;
+          const std::int64_t count =
+              scattered_rows(rows[t], kSize, static_cast<std::size_t>(rank)) * 5;
           Floats expected(whole.begin() + begin, whole.begin() + begin + count);
           REQUIRE(outputs[t].size() == expected.size());
           for (std::size_t i = 0; i < expected.size(); ++i)
-            CHECK(outputs[t][i] == doctest::Approx(op == ReduceOp::Average ? expected[i] / kSize : expected[i]));
+            CHECK(outputs[t][i] ==
+                  doctest::Approx(op == ReduceOp::Average ? expected[i] / kSize : expected[i]));
         }
       });
     }
   });
 }
 
-TEST_CASE("gpu backends: allreduce of groups with a tensor without elements, of truth values and of complex numbers") {
+TEST_CASE(
+    "gpu backends: allreduce of groups with a tensor without elements, of truth values and of "
+    "complex numbers") {
   each_way([](int rank, Engine& engine) {
     on_gpu_and_host(rank, [&](const Device& device, const std::string& name) {
       Floats first = values_of(rank, 0, 33), nothing, last = values_of(rank, 2, 5);
       Submission group = of_kind(OpKind::Allreduce, name, device);
       for (Floats* values : {&first, &nothing, &last})
-        group.tensors.push_back(
-            {values->data(), values->data(), DataType::Float32, {static_cast<std::int64_t>(values->size())}, nullptr, true});
+        group.tensors.push_back({values->data(),
+                                 values->data(),
+                                 DataType::Float32,
+                                 {static_cast<std::int64_t>(values->size())},
+                                 nullptr,
+                                 true});
       run(engine, std::move(group));
-      for (std::size_t i = 0; i < first.size(); ++i) CHECK(first[i] == 600 + 3 * static_cast<float>(i) / 8);
-      for (std::size_t i = 0; i < last.size(); ++i) CHECK(last[i] == 660 + 3 * static_cast<float>(i) / 8);
+      for (std::size_t i = 0; i < first.size(); ++i)
+        CHECK(first[i] == 600 + 3 * static_cast<float>(i) / 8);
+      for (std::size_t i = 0; i < last.size(); ++i)
+        CHECK(last[i] == 660 + 3 * static_cast<float>(i) / 8);
 
       std::array<bool, 4> truths{rank == 0, rank == 1, false, true};
       Submission any = of_kind(OpKind::Allreduce, name + ", any", device);
@@ -249,9 +286,11 @@ TEST_CASE("gpu backends: allreduce of groups with a tensor without elements, of 
       run(engine, std::move(any));
       CHECK(truths == std::array<bool, 4>{true, true, false, true});
 
-      std::vector<std::complex<float>> numbers{{static_cast<float>(rank), 1}, {2, static_cast<float>(-rank)}};
+      std::vector<std::complex<float>> numbers{{static_cast<float>(rank), 1},
+                                               {2, static_cast<float>(-rank)}};
       Submission sum = of_kind(OpKind::Allreduce, name + ", complex", device);
-      sum.tensors.push_back({numbers.data(), numbers.data(), DataType::Complex64, {2}, nullptr, true});
+      sum.tensors.push_back(
+          {numbers.data(), numbers.data(), DataType::Complex64, {2}, nullptr, true});
       run(engine, std::move(sum));
       CHECK(numbers == std::vector<std::complex<float>>{{3, 3}, {6, -3}});
     });
@@ -264,11 +303,15 @@ TEST_CASE("gpu backends: the zeros of a rank that has joined count") {
     if (rank == 1) return join();
     on_gpu_and_host(rank, [&](const Device& device, const std::string& name) {
       for (const auto& [op, expected] :
-           std::vector<std::pair<ReduceOp, float>>{{ReduceOp::Sum, 10}, {ReduceOp::Min, 0}, {ReduceOp::Max, 6}, {ReduceOp::Product, 0}}) {
+           std::vector<std::pair<ReduceOp, float>>{{ReduceOp::Sum, 10},
+                                                   {ReduceOp::Min, 0},
+                                                   {ReduceOp::Max, 6},
+                                                   {ReduceOp::Product, 0}}) {
         Floats values(9, static_cast<float>(4 + rank));
         Submission submission = of_kind(OpKind::Allreduce, name, device);
         submission.op = op;
-        submission.tensors.push_back({values.data(), values.data(), DataType::Float32, {9}, nullptr, true});
+        submission.tensors.push_back(
+            {values.data(), values.data(), DataType::Float32, {9}, nullptr, true});
         run(engine, std::move(submission));
         CHECK(values == Floats(9, expected));
       }
@@ -285,21 +328,26 @@ TEST_CASE("gpu backends: who works on a stream gets staged results when they are
     Floats values = values_of(rank, 0, 20);
     Submission submission = of_kind(OpKind::Allreduce, "on a stream", {DeviceKind::Cuda, rank});
     submission.on_stream = true;
-    submission.tensors.push_back({values.data(), values.data(), DataType::Float32, {20}, nullptr, true});
+    submission.tensors.push_back(
+        {values.data(), values.data(), DataType::Float32, {20}, nullptr, true});
     const auto pending = run(engine, std::move(submission));
     CHECK(pending->done.load());
     CHECK(pending->completions.empty());  // there is nothing to wait for
-    for (std::size_t i = 0; i < values.size(); ++i) CHECK(values[i] == 600 + 3 * static_cast<float>(i) / 8);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      CHECK(values[i] == 600 + 3 * static_cast<float>(i) / 8);
   });
 }
 
-TEST_CASE("gpu backends: a tensor on another GPU than the rank's is refused there, and the others go on with it") {
+TEST_CASE(
+    "gpu backends: a tensor on another GPU than the rank's is refused there, and the others go on "
+    "with it") {
   struct Case {
     GpuRoute way;
     int domains;
   };
-  for (const auto& [way, domains] : {Case{GpuRoute::Nccl, 1}, Case{GpuRoute::SharedGpu, 1}, Case{GpuRoute::Staged, 1},
-                                     Case{GpuRoute::Staged, 2}, Case{GpuRoute::Staged, 3}}) {
+  for (const auto& [way, domains] :
+       {Case{GpuRoute::Nccl, 1}, Case{GpuRoute::SharedGpu, 1}, Case{GpuRoute::Staged, 1},
+        Case{GpuRoute::Staged, 2}, Case{GpuRoute::Staged, 3}}) {
     CAPTURE(static_cast<int>(way));
     CAPTURE(domains);
     LockedDevices devices(kSize);
@@ -312,8 +360,12 @@ TEST_CASE("gpu backends: a tensor on another GPU than the rank's is refused ther
         std::vector<Floats> outputs(1);
         const auto submission = [&](int device) {
           Submission made = of_kind(kind, "weights", {DeviceKind::Cuda, device});
-          made.tensors.push_back(
-              {values.data(), kind == OpKind::Allgather ? nullptr : values.data(), DataType::Float32, {12}, nullptr, true});
+          made.tensors.push_back({values.data(),
+                                  kind == OpKind::Allgather ? nullptr : values.data(),
+                                  DataType::Float32,
+                                  {12},
+                                  nullptr,
+                                  true});
           made.allocate = into(outputs, 1);
           return made;
         };
@@ -326,7 +378,8 @@ TEST_CASE("gpu backends: a tensor on another GPU than the rank's is refused ther
             said = error.what();
           }
           CAPTURE(said);
-          CHECK(said.find("'weights': the tensor is on cuda:0, and the GPU of rank 1 is cuda:1") != std::string::npos);
+          CHECK(said.find("'weights': the tensor is on cuda:0, and the GPU of rank 1 is cuda:1") !=
+                std::string::npos);
         }
         run(engine, submission(rank));  // the name is free, and nobody has heard of the other
         if (kind == OpKind::Allreduce) CHECK(values[0] == 600);
@@ -339,7 +392,9 @@ TEST_CASE("gpu backends: a tensor on another GPU than the rank's is refused ther
 
 TEST_CASE("gpu backends: their names, and what they leave to others") {
   for (const auto& [way, names] : std::vector<std::pair<GpuRoute, std::vector<std::string>>>{
-           {GpuRoute::Nccl, {"nccl", "staged"}}, {GpuRoute::SharedGpu, {"cuda_ipc", "staged"}}, {GpuRoute::Staged, {"staged"}}}) {
+           {GpuRoute::Nccl, {"nccl", "staged"}},
+           {GpuRoute::SharedGpu, {"cuda_ipc", "staged"}},
+           {GpuRoute::Staged, {"staged"}}}) {
     LockedDevices devices(kSize);
     WorldOptions options = options_of(way, devices);
     int dressed = 0;

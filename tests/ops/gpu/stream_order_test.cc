@@ -1,5 +1,6 @@
-// What orders the work on GPUs: programs drawn from seeds, on virtual GPUs that do it as late as is legal, at random, at once, or starve a
-// stream. No two uses of memory may lack an order, whatever the data are.
+// What orders the work on GPUs: programs drawn from seeds, on virtual GPUs that do it as late as is
+// legal, at random, at once, or starve a stream. No two uses of memory may lack an order, whatever
+// the data are.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -13,7 +14,8 @@
 namespace hvd::gpu::test {
 namespace {
 
-constexpr std::array kSchedules{Schedule::Kind::Late, Schedule::Kind::Random, Schedule::Kind::Eager, Schedule::Kind::Starved};
+constexpr std::array kSchedules{Schedule::Kind::Late, Schedule::Kind::Random, Schedule::Kind::Eager,
+                                Schedule::Kind::Starved};
 
 /// HVD_TEST_GPU_SEEDS: how many programs, instead of so many.
 std::uint64_t seeds(std::uint64_t otherwise) {
@@ -37,7 +39,9 @@ void run_programs(GpuRoute way) {
 }  // namespace
 
 TEST_CASE("programs on virtual GPUs: NCCL, by 4 schedules") { run_programs(GpuRoute::Nccl); }
-TEST_CASE("programs on virtual GPUs: a shared GPU, by 4 schedules") { run_programs(GpuRoute::SharedGpu); }
+TEST_CASE("programs on virtual GPUs: a shared GPU, by 4 schedules") {
+  run_programs(GpuRoute::SharedGpu);
+}
 TEST_CASE("programs on virtual GPUs: staged, by 4 schedules") { run_programs(GpuRoute::Staged); }
 
 }  // namespace hvd::gpu::test

@@ -1,4 +1,5 @@
-/// Broadcast, allgather, process sets and failure across domains, end to end: engines over P2pTransport and P2pBackend.
+/// Broadcast, allgather, process sets and failure across domains, end to end: engines over
+/// P2pTransport and P2pBackend.
 
 #include "ops/p2p/backend.h"
 
@@ -12,14 +13,15 @@ namespace hvd::test {
 TEST_CASE("broadcast: every root and size") {
   on_all_layouts([](MpiWorld& world) {
     for (int root = 0; root < mpi_size(); ++root)
-      for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{17}, std::size_t{65537}, std::size_t{3000001}}) {
+      for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{17},
+                                      std::size_t{65537}, std::size_t{3000001}}) {
         const Bytes expected = pattern(root, count, DataType::Float32, 5);
         for (const bool in_place : {true, false}) {
           Bytes input = pattern(mpi_rank(), count, DataType::Float32, 5);
           Bytes other(input.size());
           auto& output = in_place ? input : other;
-          auto submission =
-              submission_of(OpKind::Broadcast, "b" + std::to_string(count), input.data(), output.data(), count, DataType::Float32);
+          auto submission = submission_of(OpKind::Broadcast, "b" + std::to_string(count),
+                                          input.data(), output.data(), count, DataType::Float32);
           submission.root = root;
           run(world.engine(), std::move(submission));
           CAPTURE(root);
@@ -38,16 +40,20 @@ TEST_CASE("broadcast: many tensors at once") {
     std::vector<Bytes> values(kTensors);
     std::vector<std::shared_ptr<HandleState>> pending;
     for (std::size_t tensor = 0; tensor < kTensors; ++tensor) {
-      values[tensor] = pattern(mpi_rank(), tensor * 31 % 9000, DataType::Int64, static_cast<unsigned>(tensor));
-      auto submission = submission_of(OpKind::Broadcast, "b" + std::to_string(tensor), values[tensor].data(), values[tensor].data(),
-                                      tensor * 31 % 9000, DataType::Int64);
+      values[tensor] =
+          pattern(mpi_rank(), tensor * 31 % 9000, DataType::Int64, static_cast<unsigned>(tensor));
+      auto submission =
+          submission_of(OpKind::Broadcast, "b" + std::to_string(tensor), values[tensor].data(),
+                        values[tensor].data(), tensor * 31 % 9000, DataType::Int64);
       submission.root = root;
       pending.push_back(world.engine().submit(std::move(submission)));
     }
     for (const auto& one : pending) world.engine().wait(*one);
     std::size_t wrong = 0;
     for (std::size_t tensor = 0; tensor < kTensors; ++tensor)
-      if (values[tensor] != pattern(root, tensor * 31 % 9000, DataType::Int64, static_cast<unsigned>(tensor))) ++wrong;
+      if (values[tensor] !=
+          pattern(root, tensor * 31 % 9000, DataType::Int64, static_cast<unsigned>(tensor)))
+        ++wrong;
     CHECK(wrong == 0);
   });
 }
@@ -57,7 +63,9 @@ TEST_CASE("allgather: other counts on every rank, also none; many at once") {
     constexpr std::size_t kTensors = 60;
     const auto rows_of = [](int rank, std::size_t tensor) {
       const std::size_t base = tensor == 7 ? 400000 : tensor * tensor * 3;
-      return (tensor + static_cast<std::size_t>(rank)) % 3 == 0 ? 0 : base / static_cast<std::size_t>(rank + 1);
+      return (tensor + static_cast<std::size_t>(rank)) % 3 == 0
+                 ? 0
+                 : base / static_cast<std::size_t>(rank + 1);
     };
     for (int round = 0; round < 2; ++round) {
       std::vector<Bytes> inputs(kTensors);
@@ -65,9 +73,10 @@ TEST_CASE("allgather: other counts on every rank, also none; many at once") {
       std::vector<std::shared_ptr<HandleState>> pending;
       for (std::size_t tensor = 0; tensor < kTensors; ++tensor) {
         const std::size_t rows = rows_of(mpi_rank(), tensor);
-        inputs[tensor] = pattern(mpi_rank(), rows * 3, DataType::Float32, static_cast<unsigned>(tensor));
-        auto submission =
-            submission_of(OpKind::Allgather, "g" + std::to_string(tensor), inputs[tensor].data(), nullptr, rows, DataType::Float32);
+        inputs[tensor] =
+            pattern(mpi_rank(), rows * 3, DataType::Float32, static_cast<unsigned>(tensor));
+        auto submission = submission_of(OpKind::Allgather, "g" + std::to_string(tensor),
+                                        inputs[tensor].data(), nullptr, rows, DataType::Float32);
         submission.tensors.front().shape.push_back(3);
         submission.allocate = [&outputs, tensor](std::size_t /*index*/, std::int64_t total) {
           outputs[tensor].resize(static_cast<std::size_t>(total) * 12);
@@ -80,7 +89,8 @@ TEST_CASE("allgather: other counts on every rank, also none; many at once") {
       for (std::size_t tensor = 0; tensor < kTensors; ++tensor) {
         Bytes expected;
         for (const int rank : everyone()) {
-          const Bytes part = pattern(rank, rows_of(rank, tensor) * 3, DataType::Float32, static_cast<unsigned>(tensor));
+          const Bytes part = pattern(rank, rows_of(rank, tensor) * 3, DataType::Float32,
+                                     static_cast<unsigned>(tensor));
           expected.insert(expected.end(), part.begin(), part.end());
         }
         if (outputs[tensor] != expected) ++wrong;
@@ -115,7 +125,14 @@ TEST_CASE("process sets across domains, several under way at once") {
             if (!std::binary_search(ranks.begin(), ranks.end(), mpi_rank())) continue;
             auto job = std::make_unique<Job>();
             const auto salt = static_cast<unsigned>(set * 100 + count) + round;
-            *job = {ranks, {count == 5 ? DataType::Int32 : DataType::Float32, ReduceOp::Average}, count, salt, ranks.back(), {}, {}, {},
+            *job = {ranks,
+                    {count == 5 ? DataType::Int32 : DataType::Float32, ReduceOp::Average},
+                    count,
+                    salt,
+                    ranks.back(),
+                    {},
+                    {},
+                    {},
                     {}};
             const Bytes mine = pattern(mpi_rank(), count, job->how.dtype, salt);
             job->reduced_values = job->broadcast_values = mine;
@@ -124,12 +141,15 @@ TEST_CASE("process sets across domains, several under way at once") {
               submission.process_set = static_cast<int>(set);
               job->pending.push_back(world.engine().submit(std::move(submission)));
             };
-            submit(reduction_of("r" + name, job->reduced_values.data(), job->reduced_values.data(), count, job->how));
-            auto broadcast = submission_of(OpKind::Broadcast, "b" + name, job->broadcast_values.data(), job->broadcast_values.data(), count,
-                                           job->how.dtype);
+            submit(reduction_of("r" + name, job->reduced_values.data(), job->reduced_values.data(),
+                                count, job->how));
+            auto broadcast =
+                submission_of(OpKind::Broadcast, "b" + name, job->broadcast_values.data(),
+                              job->broadcast_values.data(), count, job->how.dtype);
             broadcast.root = job->root;
             submit(std::move(broadcast));
-            auto gather = submission_of(OpKind::Allgather, "g" + name, nullptr, nullptr, count, job->how.dtype);
+            auto gather = submission_of(OpKind::Allgather, "g" + name, nullptr, nullptr, count,
+                                        job->how.dtype);
             auto input = std::make_shared<Bytes>(mine);
             gather.tensors.front().input = input->data();
             gather.keep_alive = input;
@@ -143,7 +163,8 @@ TEST_CASE("process sets across domains, several under way at once") {
         for (const auto& job : jobs) {
           for (const auto& pending : job->pending) world.engine().wait(*pending);
           const auto inputs = patterns(job->ranks, job->count, job->how.dtype, job->salt);
-          const bool sum_right = job->reduced_values == reduced(world.topology(), job->ranks, inputs, job->how);
+          const bool sum_right =
+              job->reduced_values == reduced(world.topology(), job->ranks, inputs, job->how);
           CHECK(sum_right);
           CHECK(job->broadcast_values == inputs.back());
           Bytes all;
@@ -152,7 +173,8 @@ TEST_CASE("process sets across domains, several under way at once") {
         }
       }
       static_cast<void>(EngineProbe::drop_persistent(world.engine()));
-      if (!shm) CHECK(world.arena().used_bytes() == 0);  // ShmBackend keeps some until the next is staged
+      // ShmBackend keeps some until the next is staged
+      if (!shm) CHECK(world.arena().used_bytes() == 0);
     }
 }
 
@@ -163,9 +185,11 @@ TEST_CASE("a failed world drops what it has begun, and the next one works") {
       CAPTURE(std::string(layout.name));
       MpiWorld world({layout.domain_of, {}, false});
       Bytes values = pattern(mpi_rank(), 3000000, DataType::Float32, 1);
-      auto pending = world.engine().submit(reduction_of("doomed", values.data(), values.data(), 3000000, {}));
+      auto pending =
+          world.engine().submit(reduction_of("doomed", values.data(), values.data(), 3000000, {}));
       MPI_Barrier(MPI_COMM_WORLD);
-      if (mpi_rank() == mpi_size() - 1) world.board().set_failure({Status::Code::BackendError, "the test says so"});
+      if (mpi_rank() == mpi_size() - 1)
+        world.board().set_failure({Status::Code::BackendError, "the test says so"});
       try {
         world.engine().wait(*pending);
       } catch (const BackendError& error) {

@@ -1,5 +1,6 @@
-/// Small operations that come back, which the leaders end among themselves, end to end: engines over P2pTransport and P2pBackend, domains
-/// of one and of several ranks. Each must give the bits of the long way.
+/// Small operations that come back, which the leaders end among themselves, end to end: engines
+/// over P2pTransport and P2pBackend, domains of one and of several ranks. Each must give the bits
+/// of the long way.
 
 #include "ops/p2p/direct_memory.h"
 
@@ -27,26 +28,35 @@ bool has_domains(const MpiWorld& world) { return world.topology().domains > 1; }
 
 }  // namespace
 
-TEST_CASE("direct memory: allreduce of every type and operation, scaled and not, has the bits of the long way") {
+TEST_CASE(
+    "direct memory: allreduce of every type and operation, scaled and not, has the bits of the "
+    "long way") {
   on_all_layouts([](MpiWorld& world) {
     unsigned salt = 0;
     int fast = 0;
-    for (const DataType dtype : {DataType::Float32, DataType::Float64, DataType::Float16, DataType::BFloat16, DataType::Int32,
-                                 DataType::UInt8, DataType::Bool, DataType::Complex64})
-      for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum, ReduceOp::Min, ReduceOp::Product}) {
+    for (const DataType dtype :
+         {DataType::Float32, DataType::Float64, DataType::Float16, DataType::BFloat16,
+          DataType::Int32, DataType::UInt8, DataType::Bool, DataType::Complex64})
+      for (const ReduceOp op :
+           {ReduceOp::Average, ReduceOp::Sum, ReduceOp::Min, ReduceOp::Product}) {
         BatchTraits traits;
         traits.dtype = dtype;
         traits.op = op;
         if (!host_supports(traits)) continue;
-        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{17}, std::size_t{1000}}) {
+        for (const std::size_t count :
+             {std::size_t{0}, std::size_t{1}, std::size_t{17}, std::size_t{1000}}) {
           Reducing how{dtype, op};
-          if (count == 17 && (dtype == DataType::Float32 || dtype == DataType::Float16)) how = {dtype, op, 0.5, 3};
+          if (count == 17 && (dtype == DataType::Float32 || dtype == DataType::Float16))
+            how = {dtype, op, 0.5, 3};
           const std::string name = formatted("{} {} {}", name_of(dtype), name_of(op), count);
           CAPTURE(name);
           for (int round = 0; round < kDirectTestRounds; ++round) {
             const auto inputs = patterns(everyone(), count, dtype, ++salt);
             Bytes values = inputs[static_cast<std::size_t>(mpi_rank())];
-            fast += run_again(world.engine(), reduction_of(name, values.data(), values.data(), count, how)) ? 1 : 0;
+            fast += run_again(world.engine(),
+                              reduction_of(name, values.data(), values.data(), count, how))
+                        ? 1
+                        : 0;
             const bool right = values == reduced(world.topology(), everyone(), inputs, how);
             CHECK(right);
           }
@@ -65,22 +75,30 @@ TEST_CASE("direct memory: groups, allgather, broadcast from every root, barrier"
       Bytes first = pattern(rank, 5, DataType::Float32, salt);
       Bytes second = pattern(rank, 70, DataType::Float32, salt + 50);
       Submission group = reduction_of("group", first.data(), first.data(), 5, {});
-      group.tensors.push_back({second.data(), second.data(), DataType::Float32, {70}, nullptr, true});
-      const std::vector<SmallTensor> members{{first.data(), first.data(), group.tensors[0].shape},
-                                             {second.data(), second.data(), group.tensors[1].shape}};
+      group.tensors.push_back(
+          {second.data(), second.data(), DataType::Float32, {70}, nullptr, true});
+      const std::vector<SmallTensor> members{
+          {first.data(), first.data(), group.tensors[0].shape},
+          {second.data(), second.data(), group.tensors[1].shape}};
       SmallCall call = call_of(group);
       call.group = members;
       const bool grouped = world.engine().small_calls().try_run(call);
       if (!grouped) run(world.engine(), group);
       fast += grouped ? 1 : 0;
-      const bool group_right = first == reduced(world.topology(), everyone(), patterns(everyone(), 5, DataType::Float32, salt), {}) &&
-                               second == reduced(world.topology(), everyone(), patterns(everyone(), 70, DataType::Float32, salt + 50), {});
+      const bool group_right =
+          first == reduced(world.topology(), everyone(),
+                           patterns(everyone(), 5, DataType::Float32, salt), {}) &&
+          second == reduced(world.topology(), everyone(),
+                            patterns(everyone(), 70, DataType::Float32, salt + 50), {});
       CHECK(group_right);
 
       const Bytes row = pattern(rank, 3, DataType::Int64, salt);
       Bytes all(row.size() * static_cast<std::size_t>(mpi_size()));
-      Submission gather = submission_of(OpKind::Allgather, "gather", row.data(), nullptr, 3, DataType::Int64);
-      gather.allocate = [&all](std::size_t /*index*/, std::int64_t /*rows*/) { return static_cast<void*>(all.data()); };
+      Submission gather =
+          submission_of(OpKind::Allgather, "gather", row.data(), nullptr, 3, DataType::Int64);
+      gather.allocate = [&all](std::size_t /*index*/, std::int64_t /*rows*/) {
+        return static_cast<void*>(all.data());
+      };
       SmallCall gathering = call_of(gather);
       gathering.output = all.data();
       gathering.output_rows = 3 * mpi_size();
@@ -98,8 +116,8 @@ TEST_CASE("direct memory: groups, allgather, broadcast from every root, barrier"
 
       for (int root = 0; root < mpi_size(); ++root) {
         Bytes values = pattern(rank, 33, DataType::Float64, salt);
-        auto sending =
-            submission_of(OpKind::Broadcast, "from " + std::to_string(root), values.data(), values.data(), 33, DataType::Float64);
+        auto sending = submission_of(OpKind::Broadcast, "from " + std::to_string(root),
+                                     values.data(), values.data(), 33, DataType::Float64);
         sending.root = root;
         fast += run_again(world.engine(), sending) ? 1 : 0;
         CHECK((values == pattern(root, 33, DataType::Float64, salt)));
@@ -122,16 +140,22 @@ TEST_CASE("direct memory: alltoall, in parts of any size, has the rows of each r
     for (const bool is_even : {true, false})
       for (unsigned round = 0; round < kDirectTestRounds; ++round) {
         std::vector<std::int64_t> splits(ranks, 2), received(ranks);
-        for (std::size_t to = 0; !is_even && to < ranks; ++to) splits[to] = static_cast<std::int64_t>(3 * to % 4);
-        const auto rows_before = [&](int of) { return std::accumulate(splits.begin(), splits.begin() + of, std::int64_t{0}); };
+        for (std::size_t to = 0; !is_even && to < ranks; ++to)
+          splits[to] = static_cast<std::int64_t>(3 * to % 4);
+        const auto rows_before = [&](int of) {
+          return std::accumulate(splits.begin(), splits.begin() + of, std::int64_t{0});
+        };
         const auto rows = static_cast<std::size_t>(rows_before(mpi_size()));
         const auto own = static_cast<std::size_t>(splits[static_cast<std::size_t>(rank)]);
         const Bytes input = pattern(rank, rows * 3, DataType::Int64, round);
         Bytes output(own * ranks * 24, std::byte{0xee});
-        auto submission = submission_of(OpKind::Alltoall, is_even ? "even" : "uneven", input.data(), nullptr, rows, DataType::Int64);
+        auto submission = submission_of(OpKind::Alltoall, is_even ? "even" : "uneven", input.data(),
+                                        nullptr, rows, DataType::Int64);
         submission.tensors.front().shape.push_back(3);
         submission.tensors.front().splits = splits;
-        submission.allocate = [&output](std::size_t /*index*/, std::int64_t /*rows*/) { return static_cast<void*>(output.data()); };
+        submission.allocate = [&output](std::size_t /*index*/, std::int64_t /*rows*/) {
+          return static_cast<void*>(output.data());
+        };
         SmallCall call = call_of(submission);
         call.output = output.data();
         call.received = received;
@@ -168,25 +192,33 @@ TEST_CASE("direct memory: reducescatter has the bits of an allreduce") {
           const std::size_t begin = rows / ranks * place + std::min(place, rows % ranks);
           const std::size_t own = rows / ranks + (place < rows % ranks ? 1 : 0);
           Bytes output(own * row, std::byte{0xee});
-          auto submission = reduction_of(formatted("{} {}", name_of(dtype), rows), inputs[place].data(), output.data(), rows, how);
+          auto submission = reduction_of(formatted("{} {}", name_of(dtype), rows),
+                                         inputs[place].data(), output.data(), rows, how);
           submission.kind = OpKind::Reducescatter;
           submission.tensors.front().shape.push_back(2);
-          submission.allocate = [&output](std::size_t /*index*/, std::int64_t /*rows*/) { return static_cast<void*>(output.data()); };
+          submission.allocate = [&output](std::size_t /*index*/, std::int64_t /*rows*/) {
+            return static_cast<void*>(output.data());
+          };
           fast += run_again(world.engine(), submission) ? 1 : 0;
-          CHECK(std::equal(output.begin(), output.end(), all.begin() + static_cast<std::ptrdiff_t>(begin * row)));
+          CHECK(std::equal(output.begin(), output.end(),
+                           all.begin() + static_cast<std::ptrdiff_t>(begin * row)));
         }
     if (has_domains(world)) CHECK(fast >= 20);
   });
 }
 
-TEST_CASE("direct memory: a reducescatter of parts that the caller has said is not repeated as one by rows") {
+TEST_CASE(
+    "direct memory: a reducescatter of parts that the caller has said is not repeated as one by "
+    "rows") {
   on_all_layouts([](MpiWorld& world) {
     const auto ranks = static_cast<std::int64_t>(mpi_size());
     const auto rows = static_cast<std::size_t>(ranks);
     Bytes input = pattern(mpi_rank(), rows, DataType::Float32, 1), output(rows * 4);
     auto submission = reduction_of("parts", input.data(), output.data(), rows, {});
     submission.kind = OpKind::Reducescatter;
-    submission.allocate = [&output](std::size_t /*index*/, std::int64_t /*rows*/) { return static_cast<void*>(output.data()); };
+    submission.allocate = [&output](std::size_t /*index*/, std::int64_t /*rows*/) {
+      return static_cast<void*>(output.data());
+    };
     const Submission by_rows = submission;
     auto& splits = submission.tensors.front().splits;
     splits.assign(rows, 0);

@@ -37,12 +37,15 @@ class RememberingWire final : public PointToPoint {
   }
   void test(std::span<Posted> posted, std::vector<Finished>& finished) override {
     for (std::size_t place = 0; place < posted.size(); ++place) {
-      finished.push_back({place, posted[place].is_send ? 0 : asked_[posted[place].handle - 1].bytes});
+      finished.push_back(
+          {place, posted[place].is_send ? 0 : asked_[posted[place].handle - 1].bytes});
       posted[place].handle = 0;
     }
   }
   std::optional<Claimed> claim(int /*tag*/) override { return std::nullopt; }
-  Posted receive_claimed(const Claimed& /*claimed*/, std::span<std::byte> /*bytes*/) override { return {}; }
+  Posted receive_claimed(const Claimed& /*claimed*/, std::span<std::byte> /*bytes*/) override {
+    return {};
+  }
   bool drop(Posted& posted) noexcept override {
     posted.handle = 0;
     return false;
@@ -62,7 +65,8 @@ TEST_CASE("what is long travels to another host in pieces, and within a host who
   std::vector<Asked> asked;
   Exchange exchange(std::make_unique<RememberingWire>(asked, kPiece), {0, 0, 1}, true);
   std::vector<std::byte> memory(5 * kPiece);
-  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, kPiece, kPiece + 1, 3 * kPiece, 4 * kPiece + 7})
+  for (const std::size_t bytes :
+       {std::size_t{0}, std::size_t{1}, kPiece, kPiece + 1, 3 * kPiece, 4 * kPiece + 7})
     for (const int peer : {1, 2})
       for (const bool is_send : {true, false}) {
         CAPTURE(bytes);

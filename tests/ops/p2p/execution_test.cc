@@ -1,5 +1,6 @@
-/// Alltoall, reducescatter and Adasum across domains, and ranks that have joined, end to end: engines over P2pTransport and P2pBackend,
-/// domains of one and of several ranks, against what each rank computes alone from all ranks' patterns.
+/// Alltoall, reducescatter and Adasum across domains, and ranks that have joined, end to end:
+/// engines over P2pTransport and P2pBackend, domains of one and of several ranks, against what each
+/// rank computes alone from all ranks' patterns.
 
 #include <doctest/doctest.h>
 
@@ -25,10 +26,12 @@ std::function<void*(std::size_t, std::int64_t)> into(Bytes& output, std::size_t 
 }
 
 Bytes slice(const Bytes& bytes, std::size_t begin, std::size_t count) {
-  return {bytes.begin() + static_cast<std::ptrdiff_t>(begin), bytes.begin() + static_cast<std::ptrdiff_t>(begin + count)};
+  return {bytes.begin() + static_cast<std::ptrdiff_t>(begin),
+          bytes.begin() + static_cast<std::ptrdiff_t>(begin + count)};
 }
 
-Submission scattering(std::string name, const Bytes& input, std::size_t rows, std::size_t columns, const Reducing& how, Bytes& output) {
+Submission scattering(std::string name, const Bytes& input, std::size_t rows, std::size_t columns,
+                      const Reducing& how, Bytes& output) {
   auto submission = reduction_of(std::move(name), input.data(), nullptr, rows, how);
   submission.kind = OpKind::Reducescatter;
   submission.tensors.front().shape.push_back(static_cast<std::int64_t>(columns));
@@ -59,14 +62,17 @@ Bytes adasum_of(const Topology& topology, const std::vector<Bytes>& inputs, cons
     for (std::size_t other = rank; other < inputs.size(); ++other)
       if (topology.domain_of_rank[other] == domain) in.push_back(inputs[other].data());
     std::array<void*, 1> out{results.emplace_back(inputs.front().size()).data()};
-    kernels::adasum({how.dtype, ReduceOp::Adasum, how.prescale, topology.domains > 1 ? 1 : how.postscale}, in, out, count);
+    kernels::adasum(
+        {how.dtype, ReduceOp::Adasum, how.prescale, topology.domains > 1 ? 1 : how.postscale}, in,
+        out, count);
   }
   while (results.size() > 1) {
     std::vector<Bytes> next;
     for (std::size_t i = 0; i + 1 < results.size(); i += 2) {
       std::array<void*, 1> out{next.emplace_back(inputs.front().size()).data()};
       kernels::adasum({how.dtype, ReduceOp::Adasum, 1, results.size() == 2 ? how.postscale : 1},
-                      std::array<const void*, 2>{results[i].data(), results[i + 1].data()}, out, count);
+                      std::array<const void*, 2>{results[i].data(), results[i + 1].data()}, out,
+                      count);
     }
     if (results.size() % 2 == 1) next.push_back(results.back());
     results = std::move(next);
@@ -83,9 +89,11 @@ std::uint64_t sent_by_all(MpiWorld& world) {
 
 }  // namespace
 
-TEST_CASE("alltoall: uneven splits, nothing for some, rows that are not sent; many at once" * doctest::timeout(280)) {
+TEST_CASE("alltoall: uneven splits, nothing for some, rows that are not sent; many at once" *
+          doctest::timeout(280)) {
   on_all_layouts([](MpiWorld& world) {
-    const std::vector<DataType> types{DataType::Float32, DataType::Bool, DataType::BFloat16, DataType::Int64, DataType::Complex128};
+    const std::vector<DataType> types{DataType::Float32, DataType::Bool, DataType::BFloat16,
+                                      DataType::Int64, DataType::Complex128};
     constexpr std::size_t kTensors = 30;
     constexpr std::size_t kUnsent = 2;
     const auto rows_of = [](std::size_t from, std::size_t to, std::size_t tensor) -> std::size_t {
@@ -100,7 +108,8 @@ TEST_CASE("alltoall: uneven splits, nothing for some, rows that are not sent; ma
       const auto input_of = [&](std::size_t from, std::size_t tensor) {
         std::size_t rows = kUnsent;
         for (std::size_t to = 0; to < ranks(); ++to) rows += rows_of(from, to, tensor);
-        return pattern(static_cast<int>(from), rows * 3, types[tensor % types.size()], static_cast<unsigned>(tensor) + round);
+        return pattern(static_cast<int>(from), rows * 3, types[tensor % types.size()],
+                       static_cast<unsigned>(tensor) + round);
       };
       for (std::size_t tensor = 0; tensor < kTensors; ++tensor) {
         const DataType dtype = types[tensor % types.size()];
@@ -112,11 +121,12 @@ TEST_CASE("alltoall: uneven splits, nothing for some, rows that are not sent; ma
           input = in_arena.back();
         }
         const std::size_t row_bytes = 3 * element_bytes(dtype);
-        auto submission =
-            submission_of(OpKind::Alltoall, "x" + std::to_string(tensor), input, nullptr, inputs[tensor].size() / row_bytes, dtype);
+        auto submission = submission_of(OpKind::Alltoall, "x" + std::to_string(tensor), input,
+                                        nullptr, inputs[tensor].size() / row_bytes, dtype);
         submission.tensors.front().shape.push_back(3);
         for (std::size_t to = 0; to < ranks(); ++to)
-          submission.tensors.front().splits.push_back(static_cast<std::int64_t>(rows_of(rank_index(), to, tensor)));
+          submission.tensors.front().splits.push_back(
+              static_cast<std::int64_t>(rows_of(rank_index(), to, tensor)));
         submission.allocate = into(outputs[tensor], row_bytes);
         pending.push_back(world.engine().submit(std::move(submission)));
       }
@@ -128,7 +138,8 @@ TEST_CASE("alltoall: uneven splits, nothing for some, rows that are not sent; ma
         for (std::size_t from = 0; from < ranks(); ++from) {
           std::size_t before = 0;
           for (std::size_t to = 0; to < rank_index(); ++to) before += rows_of(from, to, tensor);
-          const Bytes part = slice(input_of(from, tensor), before * row_bytes, rows_of(from, rank_index(), tensor) * row_bytes);
+          const Bytes part = slice(input_of(from, tensor), before * row_bytes,
+                                   rows_of(from, rank_index(), tensor) * row_bytes);
           expected.insert(expected.end(), part.begin(), part.end());
         }
         if (outputs[tensor] != expected) ++wrong;
@@ -142,22 +153,27 @@ TEST_CASE("alltoall: uneven splits, nothing for some, rows that are not sent; ma
 TEST_CASE("reducescatter: the rows of an allreduce, bit for bit" * doctest::timeout(280)) {
   on_all_layouts([](MpiWorld& world) {
     unsigned salt = 200;
-    for (const DataType dtype :
-         {DataType::Float32, DataType::Float16, DataType::BFloat16, DataType::Int32, DataType::UInt8, DataType::Complex64})
+    for (const DataType dtype : {DataType::Float32, DataType::Float16, DataType::BFloat16,
+                                 DataType::Int32, DataType::UInt8, DataType::Complex64})
       for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum})
-        for (const std::size_t rows : {std::size_t{0}, std::size_t{1}, std::size_t{6}, std::size_t{1001}, std::size_t{150000}}) {
-          if (rows > 100000 && dtype != DataType::Float32 && dtype != DataType::Int32) continue;  // large ones: some of them
+        for (const std::size_t rows : {std::size_t{0}, std::size_t{1}, std::size_t{6},
+                                       std::size_t{1001}, std::size_t{150000}}) {
+          // large ones: some of them
+          if (rows > 100000 && dtype != DataType::Float32 && dtype != DataType::Int32) continue;
           const Reducing how{dtype, op, rows == 6 ? 0.5 : 1, rows == 6 ? 3.0 : 1};
-          const std::string what = std::string(name_of(dtype)) + " " + std::string(name_of(op)) + " " + std::to_string(rows);
+          const std::string what = std::string(name_of(dtype)) + " " + std::string(name_of(op)) +
+                                   " " + std::to_string(rows);
           CAPTURE(what);
           const auto inputs = patterns(everyone(), rows * 3, dtype, ++salt);
           Bytes output;
           run(world.engine(), scattering(what, inputs[rank_index()], rows, 3, how, output));
-          const Bytes expected = own_rows(reduced(world.topology(), everyone(), inputs, how), rows, 3 * element_bytes(dtype));
+          const Bytes expected = own_rows(reduced(world.topology(), everyone(), inputs, how), rows,
+                                          3 * element_bytes(dtype));
           const bool right = output == expected;
           CHECK(right);
           Bytes whole = inputs[rank_index()];
-          run(world.engine(), reduction_of("whole " + what, whole.data(), whole.data(), rows * 3, how));
+          run(world.engine(),
+              reduction_of("whole " + what, whole.data(), whole.data(), rows * 3, how));
           const bool same_as_allreduce = output == own_rows(whole, rows, 3 * element_bytes(dtype));
           CHECK(same_as_allreduce);
         }
@@ -172,15 +188,19 @@ TEST_CASE("reducescatter: many at once, some of them where they are in the arena
     std::vector<Bytes> outputs(kTensors);
     std::vector<std::shared_ptr<HandleState>> pending;
     for (std::size_t tensor = 0; tensor < kTensors; ++tensor) {
-      inputs[tensor] = pattern(mpi_rank(), rows_of(tensor) * 5, DataType::Float32, static_cast<unsigned>(tensor));
-      pending.push_back(world.engine().submit(scattering("s" + std::to_string(tensor), inputs[tensor], rows_of(tensor), 5,
-                                                         {DataType::Float32, ReduceOp::Average}, outputs[tensor])));
+      inputs[tensor] = pattern(mpi_rank(), rows_of(tensor) * 5, DataType::Float32,
+                               static_cast<unsigned>(tensor));
+      pending.push_back(world.engine().submit(
+          scattering("s" + std::to_string(tensor), inputs[tensor], rows_of(tensor), 5,
+                     {DataType::Float32, ReduceOp::Average}, outputs[tensor])));
     }
     for (const auto& one : pending) world.engine().wait(*one);
     std::size_t wrong = 0;
     for (std::size_t tensor = 0; tensor < kTensors; ++tensor) {
-      const auto all = patterns(everyone(), rows_of(tensor) * 5, DataType::Float32, static_cast<unsigned>(tensor));
-      const Bytes whole = reduced(world.topology(), everyone(), all, {DataType::Float32, ReduceOp::Average});
+      const auto all = patterns(everyone(), rows_of(tensor) * 5, DataType::Float32,
+                                static_cast<unsigned>(tensor));
+      const Bytes whole =
+          reduced(world.topology(), everyone(), all, {DataType::Float32, ReduceOp::Average});
       if (outputs[tensor] != own_rows(whole, rows_of(tensor), 20)) ++wrong;
     }
     CHECK(wrong == 0);
@@ -202,18 +222,23 @@ TEST_CASE("reducescatter: many at once, some of them where they are in the arena
 TEST_CASE("Adasum: the ranks of a domain in pairs, then the domains in pairs, tensor by tensor") {
   on_all_layouts([](MpiWorld& world) {
     unsigned salt = 300;
-    for (const DataType dtype : {DataType::Float32, DataType::Float64, DataType::Float16, DataType::BFloat16}) {
-      const std::vector<std::size_t> counts{17, 0, 1, 65537, dtype == DataType::Float32 ? std::size_t{1200000} : std::size_t{3000}};
+    for (const DataType dtype :
+         {DataType::Float32, DataType::Float64, DataType::Float16, DataType::BFloat16}) {
+      const std::vector<std::size_t> counts{
+          17, 0, 1, 65537, dtype == DataType::Float32 ? std::size_t{1200000} : std::size_t{3000}};
       const Reducing how{dtype, ReduceOp::Adasum, salt == 300 ? 0.5 : 1, salt == 300 ? 3.0 : 1};
       std::vector<Bytes> values;
       std::vector<std::shared_ptr<HandleState>> pending;
-      for (const std::size_t count : counts) values.push_back(pattern(mpi_rank(), count, dtype, salt + static_cast<unsigned>(count)));
+      for (const std::size_t count : counts)
+        values.push_back(pattern(mpi_rank(), count, dtype, salt + static_cast<unsigned>(count)));
       for (std::size_t i = 0; i < counts.size(); ++i)
         pending.push_back(world.engine().submit(
-            reduction_of("a" + std::to_string(salt) + "." + std::to_string(i), values[i].data(), values[i].data(), counts[i], how)));
+            reduction_of("a" + std::to_string(salt) + "." + std::to_string(i), values[i].data(),
+                         values[i].data(), counts[i], how)));
       for (const auto& one : pending) world.engine().wait(*one);
       for (std::size_t i = 0; i < counts.size(); ++i) {
-        const auto inputs = patterns(everyone(), counts[i], dtype, salt + static_cast<unsigned>(counts[i]));
+        const auto inputs =
+            patterns(everyone(), counts[i], dtype, salt + static_cast<unsigned>(counts[i]));
         CAPTURE(std::string(name_of(dtype)));
         CAPTURE(counts[i]);
         const bool right = values[i] == adasum_of(world.topology(), inputs, how);
@@ -231,8 +256,10 @@ TEST_CASE("Adasum: orthogonal vectors add, parallel ones average, in the arena a
     for (std::size_t i = rank_index(); i < kCount; i += ranks()) own[i] = static_cast<float>(i + 1);
     auto* shared = reinterpret_cast<float*>(world.arena().allocate(kCount * 4));
     std::fill(shared, shared + kCount, 3.F);
-    auto first = world.engine().submit(reduction_of("orthogonal", own.data(), own.data(), kCount, {DataType::Float32, ReduceOp::Adasum}));
-    auto second = world.engine().submit(reduction_of("parallel", shared, shared, kCount, {DataType::Float32, ReduceOp::Adasum}));
+    auto first = world.engine().submit(reduction_of("orthogonal", own.data(), own.data(), kCount,
+                                                    {DataType::Float32, ReduceOp::Adasum}));
+    auto second = world.engine().submit(
+        reduction_of("parallel", shared, shared, kCount, {DataType::Float32, ReduceOp::Adasum}));
     world.engine().wait(*first);
     world.engine().wait(*second);
     std::size_t wrong = 0;
@@ -245,12 +272,14 @@ TEST_CASE("Adasum: orthogonal vectors add, parallel ones average, in the arena a
   });
 }
 
-TEST_CASE("allreduce: ranks that have joined count as zeros, whoever is left in whatever domain" * doctest::timeout(280)) {
+TEST_CASE("allreduce: ranks that have joined count as zeros, whoever is left in whatever domain" *
+          doctest::timeout(280)) {
   on_all_layouts([](MpiWorld& world) {
-    const std::vector<Reducing> ways{{DataType::Float32, ReduceOp::Average}, {DataType::Int32, ReduceOp::Average},
-                                     {DataType::Float16, ReduceOp::Sum},     {DataType::Float32, ReduceOp::Min},
-                                     {DataType::Int32, ReduceOp::Max},       {DataType::Float64, ReduceOp::Product},
-                                     {DataType::Bool, ReduceOp::Min},        {DataType::Float32, ReduceOp::Adasum}};
+    const std::vector<Reducing> ways{
+        {DataType::Float32, ReduceOp::Average}, {DataType::Int32, ReduceOp::Average},
+        {DataType::Float16, ReduceOp::Sum},     {DataType::Float32, ReduceOp::Min},
+        {DataType::Int32, ReduceOp::Max},       {DataType::Float64, ReduceOp::Product},
+        {DataType::Bool, ReduceOp::Min},        {DataType::Float32, ReduceOp::Adasum}};
     for (const bool upwards : {true, false}) {
       // One rank after the other joins.
       const int turn = upwards ? mpi_rank() : mpi_size() - 1 - mpi_rank();
@@ -262,7 +291,8 @@ TEST_CASE("allreduce: ranks that have joined count as zeros, whoever is left in 
         for (std::size_t i = 0; i < ways.size(); ++i)
           for (const std::size_t count : {std::size_t{17}, std::size_t{70000}}) {
             const Reducing& how = ways[i];
-            const std::string what = std::string(name_of(how.dtype)) + " " + std::string(name_of(how.op)) + " " + std::to_string(count);
+            const std::string what = std::string(name_of(how.dtype)) + " " +
+                                     std::string(name_of(how.op)) + " " + std::to_string(count);
             CAPTURE(what);
             CAPTURE(step);
             const auto inputs = patterns(present, count, how.dtype, static_cast<unsigned>(i));
@@ -287,11 +317,13 @@ TEST_CASE("allreduce: ranks that have joined count as zeros, whoever is left in 
   for (const Layout& layout : layouts()) {
     CAPTURE(std::string(layout.name));
     MpiWorld world({layout.domain_of, {}, false, {}});
-    // The last rank is left alone, with tensors that were brought into the arena where its domain has others.
+    // The last rank is left alone, with tensors that were brought into the arena where its domain
+    // has others.
     if (mpi_rank() == mpi_size() - 1) {
       Bytes values = pattern(mpi_rank(), 5000, DataType::Float32, 1);
       const Bytes expected = values;
-      run(world.engine(), reduction_of("alone", values.data(), values.data(), 5000, {DataType::Float32, ReduceOp::Sum}));
+      run(world.engine(), reduction_of("alone", values.data(), values.data(), 5000,
+                                       {DataType::Float32, ReduceOp::Sum}));
       CHECK(values == expected);
     }
     Submission join;
@@ -309,23 +341,28 @@ TEST_CASE("what was staged is given back") {
     const Bytes input = pattern(mpi_rank(), 4000 * ranks(), DataType::Float32, 1);
     Bytes output;
     run(world.engine(), scattering("s", input, 4000 * ranks(), 1, {}, output));
-    auto exchange = submission_of(OpKind::Alltoall, "x", input.data(), nullptr, 4000 * ranks(), DataType::Float32);
+    auto exchange = submission_of(OpKind::Alltoall, "x", input.data(), nullptr, 4000 * ranks(),
+                                  DataType::Float32);
     exchange.tensors.front().splits.assign(ranks(), 4000);
     exchange.allocate = into(output, 4);
     run(world.engine(), std::move(exchange));
     Bytes values = input;
-    run(world.engine(), reduction_of("a", values.data(), values.data(), 4000, {DataType::Float32, ReduceOp::Adasum}));
+    run(world.engine(), reduction_of("a", values.data(), values.data(), 4000,
+                                     {DataType::Float32, ReduceOp::Adasum}));
     CHECK(world.arena().used_bytes() == 0);
   }
 }
 
-TEST_CASE("bytes to other hosts: what each needs and no more; none where all ranks are on one host") {
+TEST_CASE(
+    "bytes to other hosts: what each needs and no more; none where all ranks are on one host") {
   if (mpi_size() != 4) return;
   constexpr std::size_t kRows = 400000;
   for (const int ranks_per_domain : {1, 2})
     for (const bool one_host : {false, true}) {
       CAPTURE(ranks_per_domain);
-      const Dealing host = [one_host, ranks_per_domain](int rank) { return one_host ? 0 : rank / ranks_per_domain; };
+      const Dealing host = [one_host, ranks_per_domain](int rank) {
+        return one_host ? 0 : rank / ranks_per_domain;
+      };
       MpiWorld world({[&](int rank) { return rank / ranks_per_domain; }, {}, true, host});
       const auto domains = static_cast<std::uint64_t>(4 / ranks_per_domain);
       const Bytes input = pattern(mpi_rank(), kRows, DataType::Float32, 9);
@@ -333,7 +370,8 @@ TEST_CASE("bytes to other hosts: what each needs and no more; none where all ran
       run(world.engine(), scattering("s", input, kRows, 1, {}, output));
       const std::uint64_t scattered = sent_by_all(world);
       CHECK(scattered == (one_host ? 0 : (domains - 1) * kRows * 4));
-      auto exchange = submission_of(OpKind::Alltoall, "x", input.data(), nullptr, kRows, DataType::Float32);
+      auto exchange =
+          submission_of(OpKind::Alltoall, "x", input.data(), nullptr, kRows, DataType::Float32);
       exchange.tensors.front().splits.assign(4, kRows / 4);
       exchange.allocate = into(output, 4);
       run(world.engine(), std::move(exchange));
@@ -354,15 +392,18 @@ TEST_CASE("a failed world drops what it has begun of these, too") {
       Bytes scattered;
       Bytes exchanged;
       std::vector<std::shared_ptr<HandleState>> pending;
+      pending.push_back(world.engine().submit(reduction_of(
+          "adasum", summed.data(), summed.data(), kCount, {DataType::Float32, ReduceOp::Adasum})));
       pending.push_back(
-          world.engine().submit(reduction_of("adasum", summed.data(), summed.data(), kCount, {DataType::Float32, ReduceOp::Adasum})));
-      pending.push_back(world.engine().submit(scattering("scatter", values, kCount, 1, {}, scattered)));
-      auto exchange = submission_of(OpKind::Alltoall, "exchange", values.data(), nullptr, kCount, DataType::Float32);
+          world.engine().submit(scattering("scatter", values, kCount, 1, {}, scattered)));
+      auto exchange = submission_of(OpKind::Alltoall, "exchange", values.data(), nullptr, kCount,
+                                    DataType::Float32);
       exchange.tensors.front().splits.assign(ranks(), static_cast<std::int64_t>(kCount / ranks()));
       exchange.allocate = into(exchanged, 4);
       pending.push_back(world.engine().submit(std::move(exchange)));
       MPI_Barrier(MPI_COMM_WORLD);
-      if (mpi_rank() == mpi_size() - 1) world.board().set_failure({Status::Code::BackendError, "the test says so"});
+      if (mpi_rank() == mpi_size() - 1)
+        world.board().set_failure({Status::Code::BackendError, "the test says so"});
       for (const auto& one : pending) {
         try {
           world.engine().wait(*one);

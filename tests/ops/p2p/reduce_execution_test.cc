@@ -1,5 +1,6 @@
-/// Allreduce across domains, end to end: engines over P2pTransport and P2pBackend, domains of one and of several ranks, against what
-/// each rank computes alone from all ranks' patterns, bit for bit.
+/// Allreduce across domains, end to end: engines over P2pTransport and P2pBackend, domains of one
+/// and of several ranks, against what each rank computes alone from all ranks' patterns, bit for
+/// bit.
 
 #include "ops/p2p/reduce_execution.h"
 
@@ -18,16 +19,20 @@ constexpr std::size_t kCounts[] = {0, 1, 17, 65537, std::size_t{1} << 20};
 TEST_CASE("allreduce: every type, operation and size" * doctest::timeout(280)) {
   on_all_layouts([](MpiWorld& world) {
     unsigned salt = 0;
-    for (const DataType dtype : {DataType::Float32, DataType::Float64, DataType::Float16, DataType::BFloat16, DataType::Int32,
-                                 DataType::Int64, DataType::UInt8, DataType::Bool, DataType::Complex64})
-      for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product}) {
+    for (const DataType dtype :
+         {DataType::Float32, DataType::Float64, DataType::Float16, DataType::BFloat16,
+          DataType::Int32, DataType::Int64, DataType::UInt8, DataType::Bool, DataType::Complex64})
+      for (const ReduceOp op :
+           {ReduceOp::Average, ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product}) {
         BatchTraits traits;
         traits.dtype = dtype;
         traits.op = op;
         if (!host_supports(traits)) continue;
         for (const std::size_t count : kCounts) {
-          if (count > 100000 && dtype != DataType::Float32 && op != ReduceOp::Average) continue;  // large ones: some of them
-          const std::string what = std::string(name_of(dtype)) + " " + std::string(name_of(op)) + " " + std::to_string(count);
+          // large ones: some of them
+          if (count > 100000 && dtype != DataType::Float32 && op != ReduceOp::Average) continue;
+          const std::string what = std::string(name_of(dtype)) + " " + std::string(name_of(op)) +
+                                   " " + std::to_string(count);
           CAPTURE(what);
           const auto inputs = patterns(everyone(), count, dtype, ++salt);
           const Reducing how{dtype, op};
@@ -42,19 +47,23 @@ TEST_CASE("allreduce: every type, operation and size" * doctest::timeout(280)) {
   });
 }
 
-TEST_CASE("allreduce: scales, once before and once after the sum; in place and not; in the arena and not") {
+TEST_CASE(
+    "allreduce: scales, once before and once after the sum; in place and not; in the arena and "
+    "not") {
   on_all_layouts([](MpiWorld& world) {
     unsigned salt = 100;
     for (const DataType dtype : {DataType::Float32, DataType::Float16, DataType::Int32})
       for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum, ReduceOp::Max})
-        for (const auto& [before, after] : {std::pair{0.5, 3.0}, std::pair{1.0 / 3.0, 1.0}, std::pair{1.0, 0.1}})
+        for (const auto& [before, after] :
+             {std::pair{0.5, 3.0}, std::pair{1.0 / 3.0, 1.0}, std::pair{1.0, 0.1}})
           for (const std::size_t count : {std::size_t{17}, std::size_t{40000}}) {
             const auto inputs = patterns(everyone(), count, dtype, ++salt);
             const Reducing how{dtype, op, before, after};
             const Bytes& mine = inputs[static_cast<std::size_t>(mpi_rank())];
             const Bytes expected = reduced(world.topology(), everyone(), inputs, how);
             Bytes in_place = mine;
-            run(world.engine(), reduction_of("in place", in_place.data(), in_place.data(), count, how));
+            run(world.engine(),
+                reduction_of("in place", in_place.data(), in_place.data(), count, how));
             const bool right = in_place == expected;
             CHECK(right);
             std::byte* shared = world.arena().allocate(mine.size());
@@ -72,15 +81,18 @@ TEST_CASE("allreduce: a mean of large float16 values is finite, on whatever host
     constexpr std::size_t kCount = 1000;
     std::vector<float> wide(kCount, 60000.F);
     Bytes values(kCount * 2);
-    kernels::convert_scalar(values.data(), DataType::Float16, wide.data(), DataType::Float32, kCount);
+    kernels::convert_scalar(values.data(), DataType::Float16, wide.data(), DataType::Float32,
+                            kCount);
     const Bytes expected = values;
-    run(world.engine(), reduction_of("large", values.data(), values.data(), kCount, {DataType::Float16, ReduceOp::Average}));
+    run(world.engine(), reduction_of("large", values.data(), values.data(), kCount,
+                                     {DataType::Float16, ReduceOp::Average}));
     CHECK(values == expected);
   });
 }
 
 TEST_CASE("allreduce: many tensors at once, in another order on every rank") {
-  for (const std::uint64_t threshold : {std::uint64_t{0}, std::uint64_t{1} << 20, std::uint64_t{128} << 20}) {
+  for (const std::uint64_t threshold :
+       {std::uint64_t{0}, std::uint64_t{1} << 20, std::uint64_t{128} << 20}) {
     Config config;
     config.fusion_threshold_bytes = threshold;
     on_all_layouts(
@@ -93,20 +105,26 @@ TEST_CASE("allreduce: many tensors at once, in another order on every rank") {
             std::shuffle(order.begin(), order.end(), random);
             std::vector<Bytes> values(kTensors);
             std::vector<std::shared_ptr<HandleState>> pending(kTensors);
-            const auto count_of = [](std::size_t tensor) { return tensor % 7 == 3 ? 0 : tensor * 37 % 2000; };
+            const auto count_of = [](std::size_t tensor) {
+              return tensor % 7 == 3 ? 0 : tensor * 37 % 2000;
+            };
             const auto how_of = [](std::size_t tensor) {
-              return Reducing{tensor % 5 == 0 ? DataType::Float64 : DataType::Float32, tensor % 3 == 0 ? ReduceOp::Average : ReduceOp::Sum};
+              return Reducing{tensor % 5 == 0 ? DataType::Float64 : DataType::Float32,
+                              tensor % 3 == 0 ? ReduceOp::Average : ReduceOp::Sum};
             };
             for (const std::size_t tensor : order) {
-              values[tensor] = pattern(mpi_rank(), count_of(tensor), how_of(tensor).dtype, static_cast<unsigned>(tensor) + round);
-              pending[tensor] = world.engine().submit(reduction_of("t" + std::to_string(tensor), values[tensor].data(),
-                                                                   values[tensor].data(), count_of(tensor), how_of(tensor)));
+              values[tensor] = pattern(mpi_rank(), count_of(tensor), how_of(tensor).dtype,
+                                       static_cast<unsigned>(tensor) + round);
+              pending[tensor] = world.engine().submit(
+                  reduction_of("t" + std::to_string(tensor), values[tensor].data(),
+                               values[tensor].data(), count_of(tensor), how_of(tensor)));
             }
             for (const auto& one : pending) world.engine().wait(*one);
             std::size_t wrong = 0;
             for (std::size_t tensor = 0; tensor < kTensors; ++tensor) {
               const auto how = how_of(tensor);
-              const auto inputs = patterns(everyone(), count_of(tensor), how.dtype, static_cast<unsigned>(tensor) + round);
+              const auto inputs = patterns(everyone(), count_of(tensor), how.dtype,
+                                           static_cast<unsigned>(tensor) + round);
               if (values[tensor] != reduced(world.topology(), everyone(), inputs, how)) ++wrong;
             }
             CHECK(wrong == 0);

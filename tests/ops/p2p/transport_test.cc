@@ -18,7 +18,9 @@ std::vector<int> all_ranks() {
   return ranks;
 }
 
-std::size_t length_of(int number) { return number % 5 == 0 ? std::size_t{3000000} : static_cast<std::size_t>(number * 41); }
+std::size_t length_of(int number) {
+  return number % 5 == 0 ? std::size_t{3000000} : static_cast<std::size_t>(number * 41);
+}
 
 }  // namespace
 
@@ -29,7 +31,8 @@ TEST_CASE("messages arrive whole and in the order of each sender, small ones beh
   constexpr int kMessages = 40;
   for (int number = 0; number < kMessages; ++number)
     for (int to = 0; to < mpi_size(); ++to)
-      if (to != mpi_rank()) transport.send(to, Bytes(length_of(number), static_cast<std::byte>(number + mpi_rank())));
+      if (to != mpi_rank())
+        transport.send(to, Bytes(length_of(number), static_cast<std::byte>(number + mpi_rank())));
   std::vector<int> next(static_cast<std::size_t>(mpi_size()), 0);
   std::size_t wrong = 0;
   for (int awaited = kMessages * (mpi_size() - 1); awaited > 0;) {
@@ -40,7 +43,8 @@ TEST_CASE("messages arrive whole and in the order of each sender, small ones beh
     }
     --awaited;
     const int number = next[static_cast<std::size_t>(message->from)]++;
-    if (message->bytes != Bytes(length_of(number), static_cast<std::byte>(number + message->from))) ++wrong;
+    if (message->bytes != Bytes(length_of(number), static_cast<std::byte>(number + message->from)))
+      ++wrong;
   }
   CHECK(wrong == 0);
   CHECK(transport.drain(std::chrono::seconds(10)));
@@ -48,7 +52,8 @@ TEST_CASE("messages arrive whole and in the order of each sender, small ones beh
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
-TEST_CASE("a transport that ends with messages under way leaves nothing behind that harms the next") {
+TEST_CASE(
+    "a transport that ends with messages under way leaves nothing behind that harms the next") {
   for (int round = 0; round < 3; ++round) {
     P2pTransport transport(open_wire()(), all_ranks(), all_ranks(), mpi_rank());
     for (int to = 0; to < mpi_size(); ++to)

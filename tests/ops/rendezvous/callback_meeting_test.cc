@@ -1,4 +1,5 @@
-// Ranks that meet through a store handed in: rounds, gifts, and stores that lose keys, answer late or hold those of another job.
+// Ranks that meet through a store handed in: rounds, gifts, and stores that lose keys, answer late
+// or hold those of another job.
 #include "ops/rendezvous/callback_meeting.h"
 
 #include <doctest/doctest.h>
@@ -24,7 +25,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::vector<std::string> meet(const std::vector<Rendezvous>& ranks, const std::function<void(CallbackMeeting&)>& work,
+std::vector<std::string> meet(const std::vector<Rendezvous>& ranks,
+                              const std::function<void(CallbackMeeting&)>& work,
                               std::chrono::milliseconds patience = 20s) {
   std::vector<std::string> said(ranks.size());
   std::vector<std::thread> threads;
@@ -41,7 +43,8 @@ std::vector<std::string> meet(const std::vector<Rendezvous>& ranks, const std::f
   return said;
 }
 
-std::vector<Rendezvous> all_of(const std::shared_ptr<MemoryStore>& store, int size, const std::string& name) {
+std::vector<Rendezvous> all_of(const std::shared_ptr<MemoryStore>& store, int size,
+                               const std::string& name) {
   std::vector<Rendezvous> ranks;
   for (int rank = 0; rank < size; ++rank) ranks.push_back(rendezvous_of(store, rank, size, name));
   return ranks;
@@ -52,14 +55,16 @@ std::vector<Rendezvous> all_of(const std::shared_ptr<MemoryStore>& store, int si
 TEST_CASE("callback meeting: rounds and gifts, for worlds of several sizes in one store") {
   const auto store = std::make_shared<MemoryStore>();
   for (const int size : {1, 2, 3, 7})
-    for (const auto& said : meet(all_of(store, size, formatted("of {}", size)), use)) CHECK(said == "");
+    for (const auto& said : meet(all_of(store, size, formatted("of {}", size)), use))
+      CHECK(said == "");
 }
 
 TEST_CASE("callback meeting: a gift that never comes is given up") {
   const auto store = std::make_shared<MemoryStore>();
   const auto said = meet(all_of(store, 2, "gift"), [](CallbackMeeting& meeting) {
     std::atomic<int> asked{0};
-    if (meeting.rank() == 1) static_cast<void>(meeting.give_from_first({0, 1}, {}, 1, [&] { return ++asked > 3; }));
+    if (meeting.rank() == 1)
+      static_cast<void>(meeting.give_from_first({0, 1}, {}, 1, [&] { return ++asked > 3; }));
   });
   CHECK(said[0] == "");
   CHECK(said[1].find("waited in vain for what rank 0") != std::string::npos);
@@ -69,7 +74,8 @@ TEST_CASE("callback meeting: a store that loses keys, or answers late") {
   const auto store = std::make_shared<MemoryStore>();
   auto ranks = all_of(store, 2, "lossy");
   ranks[1].set = [](const std::string&, const Rendezvous::Value&) {};
-  for (const auto& said : meet(ranks, use, 1s)) CHECK(said.find("rank 1 has not come") != std::string::npos);
+  for (const auto& said : meet(ranks, use, 1s))
+    CHECK(said.find("rank 1 has not come") != std::string::npos);
 
   ranks = all_of(store, 2, "late");
   for (auto& rank : ranks)
@@ -77,11 +83,14 @@ TEST_CASE("callback meeting: a store that loses keys, or answers late") {
       std::this_thread::sleep_for(time / 2);
       return get(key, time);
     };
-  for (const auto& said : meet(ranks, [](CallbackMeeting& meeting) { meeting.barrier(); })) CHECK(said == "");
+  for (const auto& said : meet(ranks, [](CallbackMeeting& meeting) { meeting.barrier(); }))
+    CHECK(said == "");
 
   // What it returns is not what was set.
   ranks = all_of(store, 2, "garbled");
-  ranks[1].get = [](const std::string&, std::chrono::milliseconds) { return Rendezvous::Value{1, 2, 3}; };
+  ranks[1].get = [](const std::string&, std::chrono::milliseconds) {
+    return Rendezvous::Value{1, 2, 3};
+  };
   const auto said = meet(ranks, use, 1s);
   CHECK(said[1].find("cannot be read") != std::string::npos);
 }
@@ -94,7 +103,8 @@ TEST_CASE("callback meeting: all name who has not come, also where rank 0 comes 
     std::this_thread::sleep_for(700ms);  // most of the others' patience
     return add(key, amount);
   };
-  for (const auto& said : meet(ranks, use, 1s)) CHECK(said.find("rank 2 has not come") != std::string::npos);
+  for (const auto& said : meet(ranks, use, 1s))
+    CHECK(said.find("rank 2 has not come") != std::string::npos);
 }
 
 TEST_CASE("callback meeting: what a function of the store throws ends it, whatever it is") {
@@ -103,7 +113,8 @@ TEST_CASE("callback meeting: what a function of the store throws ends it, whatev
     const auto store = std::make_shared<MemoryStore>();
     auto ranks = all_of(store, 2, "throws");
     auto& thrower = ranks[of_first ? 0 : 1];
-    thrower.get = [get = thrower.get, calls = std::make_shared<int>()](const std::string& key, std::chrono::milliseconds time) {
+    thrower.get = [get = thrower.get, calls = std::make_shared<int>()](
+                      const std::string& key, std::chrono::milliseconds time) {
       if (++*calls == 5) throw 5;
       return get(key, time);
     };
@@ -124,7 +135,8 @@ TEST_CASE("callback meeting: one that dies is named, where another has died befo
       try {
         bool is_made = false;
         Rendezvous mine = rendezvous_of(store, rank, 3, "two");
-        mine.set = [&is_made, set = mine.set](const std::string& key, const Rendezvous::Value& value) {
+        mine.set = [&is_made, set = mine.set](const std::string& key,
+                                              const Rendezvous::Value& value) {
           set(key, value);
           if (is_made) ::_exit(0);  // it has said its part of the round, and rank 2 has not
         };
@@ -152,7 +164,9 @@ TEST_CASE("callback meeting: one that dies is named, where another has died befo
   std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("callback meeting: a rank that dies while others wait for it is named, and what it said before counts") {
+TEST_CASE(
+    "callback meeting: a rank that dies while others wait for it is named, and what it said before "
+    "counts") {
   // The store lies in files: the rank that dies is a process of its own.
   std::string folder = "/tmp/hvd-callbacks-XXXXXX";
   REQUIRE(::mkdtemp(folder.data()) != nullptr);

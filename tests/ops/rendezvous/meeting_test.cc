@@ -1,4 +1,5 @@
-// Ranks, as threads, that meet over TCP or by a file; strangers at the store's port; and meetings that cannot come about.
+// Ranks, as threads, that meet over TCP or by a file; strangers at the store's port; and meetings
+// that cannot come about.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -39,7 +40,8 @@ SocketAddress loopback(int port) {
   return resolve("127.0.0.1", problem).at(0).with_port(port);
 }
 
-/// A port that nobody has, most likely for as long as the test runs: the system hands them out in turn.
+/// A port that nobody has, most likely for as long as the test runs: the system hands them out in
+/// turn.
 int free_port() {
   int error = 0;
   const auto listener = listen_at(loopback(0), error);
@@ -64,9 +66,11 @@ Launch launch_of(int rank, int size, const StoreAddress& address) {
   return launch;
 }
 
-/// Each of the ranks in a thread of its own meets the others and does `work`; what it throws is returned, by place.
+/// Each of the ranks in a thread of its own meets the others and does `work`; what it throws is
+/// returned, by place.
 using Work = std::function<void(Meeting& ranks)>;
-std::vector<std::string> meet_all(const std::vector<Launch>& launches, const Work& work, std::chrono::milliseconds patience = 30s) {
+std::vector<std::string> meet_all(const std::vector<Launch>& launches, const Work& work,
+                                  std::chrono::milliseconds patience = 30s) {
   std::vector<std::string> said(launches.size());
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < launches.size(); ++i)
@@ -100,7 +104,10 @@ void check_all_say(const std::vector<std::string>& said, const std::string& word
   }
 }
 
-std::string temporary_path() { return formatted("{}/hvd-meeting-{}", std::getenv("TMPDIR") ? std::getenv("TMPDIR") : "/tmp", ::getpid()); }
+std::string temporary_path() {
+  return formatted("{}/hvd-meeting-{}", std::getenv("TMPDIR") ? std::getenv("TMPDIR") : "/tmp",
+                   ::getpid());
+}
 
 Bytes raw_words(std::string_view text) {
   const auto* first = reinterpret_cast<const std::byte*>(text.data());
@@ -152,13 +159,17 @@ TEST_CASE("meeting: strangers at the store's port harm nobody") {
       if (turn % 5 == 0) said = raw_words("GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n");
       if (turn % 5 == 1)
         for (int i = 0; i < 3000; ++i) said.push_back(static_cast<std::byte>(random.below(256)));
-      if (turn % 5 == 2) put_frame(said, FrameKind::Hello, make_hello({1, 3, "x"}, make_key("wrong", "job"), make_nonce(), make_nonce()));
+      if (turn % 5 == 2)
+        put_frame(said, FrameKind::Hello,
+                  make_hello({1, 3, "x"}, make_key("wrong", "job"), make_nonce(), make_nonce()));
       if (turn % 5 == 3) {  // half of it, and then nothing
-        put_frame(said, FrameKind::Hello, make_hello({1, 3, "x"}, make_key("", "job"), make_nonce(), make_nonce()));
+        put_frame(said, FrameKind::Hello,
+                  make_hello({1, 3, "x"}, make_key("", "job"), make_nonce(), make_nonce()));
         said.resize(said.size() / 2);
       }
       static_cast<void>(send_some(*connection, said));
-      if (turn % 5 >= 3 && kept.size() < 50) kept.push_back(std::move(*connection));  // the others go at once
+      // the others go at once
+      if (turn % 5 >= 3 && kept.size() < 50) kept.push_back(std::move(*connection));
     }
   });
   check_all_well(meet_all(world_of(3, at_port(port)), [](Meeting& ranks) {
@@ -177,7 +188,8 @@ TEST_CASE("meeting: strangers that say nothing keep no rank out, however many th
   std::thread first([&] { said = meet_all({launch_of(0, 3, address)}, use); });
   std::vector<FileDescriptor> strangers;
   for (const auto last = Clock::now() + 20s; strangers.size() < 400 && Clock::now() < last;)
-    if (auto connection = connect_to(loopback(address.first_port), Clock::now() + 1s)) strangers.push_back(std::move(*connection));
+    if (auto connection = connect_to(loopback(address.first_port), Clock::now() + 1s))
+      strangers.push_back(std::move(*connection));
   CHECK(strangers.size() == 400);
   check_all_well(meet_all({launch_of(1, 3, address), launch_of(2, 3, address)}, use));
   first.join();
@@ -194,7 +206,8 @@ TEST_CASE("meeting: a store whose process has no descriptor left sleeps until it
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
   rlimit none_left = before;
-  none_left.rlim_cur = static_cast<rlim_t>(FileDescriptor(::fcntl(stranger.get(), F_DUPFD_CLOEXEC, 0)).get());
+  none_left.rlim_cur =
+      static_cast<rlim_t>(FileDescriptor(::fcntl(stranger.get(), F_DUPFD_CLOEXEC, 0)).get());
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &none_left) == 0);
   ::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&there.storage), there.length);
   const std::clock_t busy = std::clock();
@@ -214,7 +227,9 @@ TEST_CASE("meeting: in a pod a name that nobody knows yet is waited for until th
   CHECK(Clock::now() >= began + 4s);
 }
 
-TEST_CASE("meeting: a stranger that says nothing is put out, and one with the wrong key learns no more than that") {
+TEST_CASE(
+    "meeting: a stranger that says nothing is put out, and one with the wrong key learns no more "
+    "than that") {
   int error = 0;
   auto listener = listen_at(loopback(0), error);
   REQUIRE(listener);
@@ -223,7 +238,8 @@ TEST_CASE("meeting: a stranger that says nothing is put out, and one with the wr
   options.size = 2;
   options.key = make_key("secret", "job");
   const StoreServer server(std::move(*listener), options);
-  const Attempt wrong = try_to_meet(loopback(port), {0, 2, "x"}, make_key("guess", "job"), Clock::now() + 10s, Clock::now() + 10s);
+  const Attempt wrong = try_to_meet(loopback(port), {0, 2, "x"}, make_key("guess", "job"),
+                                    Clock::now() + 10s, Clock::now() + 10s);
   CHECK(wrong.result == Attempt::Result::OtherJob);
   CHECK(wrong.text.empty());
   const auto silent = connect_to(loopback(port), Clock::now() + 10s);
@@ -233,24 +249,33 @@ TEST_CASE("meeting: a stranger that says nothing is put out, and one with the wr
   CHECK(receive_some(*silent, buffer).value_or(0) > 0);  // its greeting
   REQUIRE(wait_for(*silent, POLLIN, Clock::now() + 60s));
   CHECK_FALSE(receive_some(*silent, buffer));  // the end
-  CHECK(try_to_meet(loopback(port), {0, 2, "x"}, options.key, Clock::now() + 10s, Clock::now() + 10s).result == Attempt::Result::Welcome);
+  CHECK(
+      try_to_meet(loopback(port), {0, 2, "x"}, options.key, Clock::now() + 10s, Clock::now() + 10s)
+          .result == Attempt::Result::Welcome);
 }
 
 TEST_CASE("meeting: who listens at one of the ports and knows no key is believed nothing") {
-  // It says that the rank is wrong or too many, claims a frame of 200 MiB, or a welcome that it cannot prove.
+  // It says that the rank is wrong or too many, claims a frame of 200 MiB, or a welcome that it
+  // cannot prove.
   std::vector<std::function<void(Bytes&)>> lies;
   for (const Refusal why : {Refusal::Wrong, Refusal::Complete})
-    lies.emplace_back(
-        [why](Bytes& said) { put_frame(said, FrameKind::Refused, Writer().put(why).put_string("a stranger's text").bytes()); });
-  lies.emplace_back([](Bytes& said) { said = Writer().put(std::uint32_t{200} << 20).put(FrameKind::Failed).take(); });
-  lies.emplace_back([](Bytes& said) { put_frame(said, FrameKind::Welcome, Writer().put(Digest{}).bytes()); });
+    lies.emplace_back([why](Bytes& said) {
+      put_frame(said, FrameKind::Refused,
+                Writer().put(why).put_string("a stranger's text").bytes());
+    });
+  lies.emplace_back([](Bytes& said) {
+    said = Writer().put(std::uint32_t{200} << 20).put(FrameKind::Failed).take();
+  });
+  lies.emplace_back(
+      [](Bytes& said) { put_frame(said, FrameKind::Welcome, Writer().put(Digest{}).bytes()); });
   for (const auto& lie : lies) {
     int error = 0;
     StoreAddress address = at_port(free_port());
     address.ports = 2;
     address.token = "secret";
     const auto taken = listen_at(loopback(address.first_port), error);
-    if (!taken || !listen_at(loopback(address.first_port + 1), error)) continue;  // somebody else's by now
+    // somebody else's by now
+    if (!taken || !listen_at(loopback(address.first_port + 1), error)) continue;
     std::atomic<bool> is_over{false};
     std::thread stranger([&] {
       std::vector<FileDescriptor> kept;
@@ -264,7 +289,8 @@ TEST_CASE("meeting: who listens at one of the ports and knows no key is believed
         put_frame(greeting, FrameKind::Greeting, make_greeting(make_nonce()));
         static_cast<void>(send_some(*connection, greeting));
         std::vector<std::byte> buffer(1000);
-        if (wait_for(*connection, POLLIN, Clock::now() + 1s)) static_cast<void>(receive_some(*connection, buffer));
+        if (wait_for(*connection, POLLIN, Clock::now() + 1s))
+          static_cast<void>(receive_some(*connection, buffer));
         Bytes said;
         lie(said);
         static_cast<void>(send_some(*connection, said));
@@ -283,7 +309,8 @@ TEST_CASE("meeting: a rank that gave up before a busy store answered is not miss
   std::thread impatient([&] {
     FrameReader in;
     std::optional<FileDescriptor> connection;
-    while (!(connection = connect_to(loopback(address.first_port), Clock::now() + 1s))) std::this_thread::sleep_for(1ms);
+    while (!(connection = connect_to(loopback(address.first_port), Clock::now() + 1s)))
+      std::this_thread::sleep_for(1ms);
     std::vector<std::byte> buffer(1000);
     std::optional<Frame> greeting;
     while (!greeting && wait_for(*connection, POLLIN, Clock::now() + 10s)) {
@@ -292,12 +319,16 @@ TEST_CASE("meeting: a rank that gave up before a busy store answered is not miss
     }
     if (!greeting) return;
     Bytes said;
-    put_frame(said, FrameKind::Hello, make_hello({1, 3, "x"}, key, read_greeting(*greeting), make_nonce()));
+    put_frame(said, FrameKind::Hello,
+              make_hello({1, 3, "x"}, key, read_greeting(*greeting), make_nonce()));
     static_cast<void>(send_some(*connection, said));
-    static_cast<void>(wait_for(*connection, POLLIN, Clock::now() + 10s));  // so that the store has read it
+    // so that the store has read it
+    static_cast<void>(wait_for(*connection, POLLIN, Clock::now() + 10s));
   });
   std::vector<std::string> said;
-  std::thread others([&] { said = meet_all({launch_of(0, 3, address), launch_of(2, 3, address)}, use); });
+  std::thread others([&] {
+    said = meet_all({launch_of(0, 3, address), launch_of(2, 3, address)}, use);
+  });
   impatient.join();
   const auto last = meet_all({launch_of(1, 3, address)}, use);
   others.join();
@@ -319,8 +350,10 @@ TEST_CASE("meeting: tokens") {
 
 TEST_CASE("meeting: ranks that do not come are named, on all that did") {
   const int port = free_port();
-  check_all_say(meet_all({launch_of(0, 5, at_port(port)), launch_of(2, 5, at_port(port))}, use, 1s), "ranks 1, 3-4 of 5 did not come");
-  check_all_say(meet_all({launch_of(1, 2, at_port(free_port()))}, use, 1s), "rank 0 did not come to 127.0.0.1:");
+  check_all_say(meet_all({launch_of(0, 5, at_port(port)), launch_of(2, 5, at_port(port))}, use, 1s),
+                "ranks 1, 3-4 of 5 did not come");
+  check_all_say(meet_all({launch_of(1, 2, at_port(free_port()))}, use, 1s),
+                "rank 0 did not come to 127.0.0.1:");
   StoreAddress file;
   file.path = temporary_path();
   check_all_say(meet_all({launch_of(0, 2, file)}, use, 1s), "rank 1 of 2 did not come");
@@ -330,11 +363,13 @@ TEST_CASE("meeting: ranks that do not come are named, on all that did") {
 
 TEST_CASE("meeting: ranks that contradict each other") {
   StoreAddress address = at_port(free_port());
-  check_all_say(meet_all({launch_of(0, 3, address), launch_of(1, 3, address), launch_of(1, 3, address)}, use),
-                "two processes say that they are rank 1");
+  check_all_say(
+      meet_all({launch_of(0, 3, address), launch_of(1, 3, address), launch_of(1, 3, address)}, use),
+      "two processes say that they are rank 1");
   address = at_port(free_port());
-  check_all_say(meet_all({launch_of(0, 3, address), launch_of(1, 3, address), launch_of(2, 4, address)}, use),
-                "WORLD_SIZE is 4 for rank 2");
+  check_all_say(
+      meet_all({launch_of(0, 3, address), launch_of(1, 3, address), launch_of(2, 4, address)}, use),
+      "WORLD_SIZE is 4 for rank 2");
   // Two of rank 0, at one port and at several; and where a file says where.
   StoreAddress several = at_port(free_port());
   several.ports = 4;
@@ -362,9 +397,11 @@ TEST_CASE("meeting: a rank too many is turned away, and the others go on") {
 TEST_CASE("meeting: places that are none") {
   StoreAddress address = at_port(free_port());
   address.host = "192.0.2.7";  // nobody's, by RFC 5737
-  check_all_say(meet_all({launch_of(0, 2, address)}, use), "the address must be one of the host that rank 0 runs on");
+  check_all_say(meet_all({launch_of(0, 2, address)}, use),
+                "the address must be one of the host that rank 0 runs on");
   address.host = "no-such-host.invalid";
-  check_all_say(meet_all(world_of(2, address), use), "the host 'no-such-host.invalid', at which the ranks are to meet, is not found");
+  check_all_say(meet_all(world_of(2, address), use),
+                "the host 'no-such-host.invalid', at which the ranks are to meet, is not found");
   int error = 0;
   address = at_port(free_port());
   const auto taken = listen_at(loopback(address.first_port), error);
@@ -405,7 +442,8 @@ TEST_CASE("meeting: a rank that goes while others wait is named") {
   check_all_say({said[0], said[2]}, "rank 1 has ended while others wait for it");
 }
 
-TEST_CASE("meeting: who waits for a gift that does not come ends when told to, and can take it later") {
+TEST_CASE(
+    "meeting: who waits for a gift that does not come ends when told to, and can take it later") {
   check_all_well(meet_all(world_of(2, at_port(free_port())), [](Meeting& ranks) {
     if (ranks.rank() == 1) {
       int asked = 0;
@@ -417,7 +455,8 @@ TEST_CASE("meeting: who waits for a gift that does not come ends when told to, a
       }
     }
     ranks.barrier();
-    const Bytes gift = ranks.give_from_first({0, 1}, ranks.rank() == 0 ? part_of(5, 5) : Bytes(), 3, [] { return false; });
+    const Bytes gift = ranks.give_from_first({0, 1}, ranks.rank() == 0 ? part_of(5, 5) : Bytes(), 3,
+                                             [] { return false; });
     if (gift != part_of(5, 5)) throw BackendError("a wrong gift");
   }));
 }
@@ -427,11 +466,14 @@ TEST_CASE("meeting: a gift that nobody took is none of a later world's") {
     const auto never = [] { return false; };
     ranks.begin();
     ranks.barrier();
-    if (ranks.rank() == 0) static_cast<void>(ranks.give_from_first({0, 1}, part_of(5, 5), 3, never));  // rank 1 has given up
+    // rank 1 has given up
+    if (ranks.rank() == 0)
+      static_cast<void>(ranks.give_from_first({0, 1}, part_of(5, 5), 3, never));
     ranks.barrier();
     ranks.begin();
     ranks.barrier();
-    if (ranks.give_from_first({0, 1}, ranks.rank() == 0 ? part_of(6, 6) : Bytes(), 3, never) != part_of(6, 6))
+    if (ranks.give_from_first({0, 1}, ranks.rank() == 0 ? part_of(6, 6) : Bytes(), 3, never) !=
+        part_of(6, 6))
       throw BackendError("the gift of another world");
   }));
 }

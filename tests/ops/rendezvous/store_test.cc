@@ -1,4 +1,5 @@
-// The store without sockets: what is proved, what is read of strangers, who comes and goes, and what ranks give each other.
+// The store without sockets: what is proved, what is read of strangers, who comes and goes, and
+// what ranks give each other.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -33,7 +34,11 @@ void come_all(Store& store, int size) {
 
 Frame gather(std::string_view text) { return {FrameKind::Gather, spoken(text)}; }
 Frame put(const std::string& key, int takers, std::string_view value) {
-  return {FrameKind::Put, Writer().put_string(key).put(static_cast<std::uint32_t>(takers)).put_bytes(spoken(value)).take()};
+  return {FrameKind::Put, Writer()
+                              .put_string(key)
+                              .put(static_cast<std::uint32_t>(takers))
+                              .put_bytes(spoken(value))
+                              .take()};
 }
 Frame get(const std::string& key) { return {FrameKind::Get, Writer().put_string(key).take()}; }
 
@@ -44,14 +49,17 @@ std::string failure(const Frame& frame) {
   return reader.get_string();
 }
 
-bool mentions(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
+bool mentions(const std::string& text, const std::string& words) {
+  return text.find(words) != std::string::npos;
+}
 
 }  // namespace
 
 TEST_CASE("store: HMAC-SHA256 gives what the standard's examples say") {
   CHECK(hex(hmac_sha256(spoken("Jefe"), spoken("what do ya want for nothing?"))) ==
         "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
-  CHECK(hex(hmac_sha256(Bytes(131, std::byte{0xaa}), spoken("Test Using Larger Than Block-Size Key - Hash Key First"))) ==
+  CHECK(hex(hmac_sha256(Bytes(131, std::byte{0xaa}),
+                        spoken("Test Using Larger Than Block-Size Key - Hash Key First"))) ==
         "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
 }
 
@@ -82,12 +90,17 @@ TEST_CASE("store: a hello is taken only with the right key, and for the nonce th
     CHECK_FALSE(is_taken);
   }
   for (std::size_t length = 0; length < hello.payload.size(); ++length) {
-    const Frame half{FrameKind::Hello, Bytes(hello.payload.begin(), hello.payload.begin() + static_cast<std::ptrdiff_t>(length))};
+    const Frame half{
+        FrameKind::Hello,
+        Bytes(hello.payload.begin(), hello.payload.begin() + static_cast<std::ptrdiff_t>(length))};
     CHECK_THROWS_AS(static_cast<void>(read_hello(half, key, server)), WireError);
   }
-  CHECK_THROWS_AS(static_cast<void>(read_hello({FrameKind::Gather, hello.payload}, key, server)), WireError);
+  CHECK_THROWS_AS(static_cast<void>(read_hello({FrameKind::Gather, hello.payload}, key, server)),
+                  WireError);
   CHECK(read_greeting({FrameKind::Greeting, make_greeting(server)}) == server);
-  CHECK_THROWS_AS(static_cast<void>(read_greeting({FrameKind::Greeting, spoken("SSH-2.0-OpenSSH_9.2p1 Debian-2")})), WireError);
+  CHECK_THROWS_AS(static_cast<void>(read_greeting(
+                      {FrameKind::Greeting, spoken("SSH-2.0-OpenSSH_9.2p1 Debian-2")})),
+                  WireError);
 }
 
 TEST_CASE("store: frames arrive in any pieces, and those of strangers are short") {
@@ -107,7 +120,9 @@ TEST_CASE("store: frames arrive in any pieces, and those of strangers are short"
     CHECK(frames[1].kind == FrameKind::Complete);
     CHECK(frames[2].payload == spoken("three"));
   }
-  const auto header = [](std::uint32_t length, std::uint8_t kind) { return Writer().put(length).put(kind).take(); };
+  const auto header = [](std::uint32_t length, std::uint8_t kind) {
+    return Writer().put(length).put(kind).take();
+  };
   for (const bool trusted : {false, true}) {
     FrameReader reader;
     if (trusted) reader.trust();
@@ -133,7 +148,8 @@ TEST_CASE("store: every rank's bytes go to all, round after round") {
   for (int round = 0; round < 3; ++round) {
     for (const int number : {2, 0, 1}) {
       CHECK(store.take_replies().empty());
-      store.take(number, gather(std::string(static_cast<std::size_t>(number + round), static_cast<char>('a' + number))));
+      store.take(number, gather(std::string(static_cast<std::size_t>(number + round),
+                                            static_cast<char>('a' + number))));
     }
     const auto replies = store.take_replies();
     REQUIRE(replies.size() == 3);
@@ -142,7 +158,8 @@ TEST_CASE("store: every rank's bytes go to all, round after round") {
       Reader reader(reply.frame.payload);
       for (int number = 0; number < 3; ++number)
         CHECK(reader.get_list<std::byte>() ==
-              spoken(std::string(static_cast<std::size_t>(number + round), static_cast<char>('a' + number))));
+              spoken(std::string(static_cast<std::size_t>(number + round),
+                                 static_cast<char>('a' + number))));
       CHECK(reader.at_end());
     }
   }
@@ -152,7 +169,9 @@ TEST_CASE("store: every rank's bytes go to all, round after round") {
   CHECK_THROWS_AS(store.take(2, {FrameKind::Put, spoken("x")}), WireError);
 }
 
-TEST_CASE("store: who comes wrongly ends the meeting while others are missing, and is turned away later") {
+TEST_CASE(
+    "store: who comes wrongly ends the meeting while others are missing, and is turned away "
+    "later") {
   const std::vector<std::pair<Hello, std::string>> wrong{
       {rank(1, 3), "two processes say that they are rank 1 of 3: process 101, and process 101"},
       {rank(2, 4), "WORLD_SIZE is 4 for rank 2 (process 102), and 3 for rank 0"},
@@ -202,7 +221,8 @@ TEST_CASE("store: a rank that goes is named to those who wait for it, and to nob
     come_all(store, 3);
     store.take(0, gather("a"));
     store.leave(1);
-    for (const auto& reply : store.take_replies()) CHECK(mentions(failure(reply.frame), "rank 1 has ended while others wait for it"));
+    for (const auto& reply : store.take_replies())
+      CHECK(mentions(failure(reply.frame), "rank 1 has ended while others wait for it"));
   }
   {  // It has done its part, and is not waited for. In the next round it is.
     Store store(3);

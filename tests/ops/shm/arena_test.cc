@@ -1,5 +1,5 @@
-// What the arena gives back: to the system what is free, where it is told to; nothing at all in a world that has failed, as a rank that was
-// stopped may still write there.
+// What the arena gives back: to the system what is free, where it is told to; nothing at all in a
+// world that has failed, as a rank that was stopped may still write there.
 #include "ops/shm/memory/arena.h"
 
 #include <doctest/doctest.h>
@@ -18,7 +18,8 @@
 
 namespace hvd::test {
 
-TEST_CASE("arena: once the world has failed nothing is given back, and nothing more is handed out") {
+TEST_CASE(
+    "arena: once the world has failed nothing is given back, and nothing more is handed out") {
   ThreadWorld world({.size = 2, .config = {}});
   std::size_t used = 0;
   std::byte* users = nullptr;
@@ -27,11 +28,14 @@ TEST_CASE("arena: once the world has failed nothing is given back, and nothing m
         std::vector<float> values(4);
         const Submission submission = allreduce_of(values, "x", DataType::Float32);
         for (int i = 0; i < 4; ++i)
-          if (!engine.small_calls().try_run(call_of(submission))) engine.wait(*engine.submit(submission, After::Wait));
+          if (!engine.small_calls().try_run(call_of(submission)))
+            engine.wait(*engine.submit(submission, After::Wait));
         if (rank == 1) return EngineProbe::die(engine);
         users = world.arena(0).allocate(1000);
         used = world.arena(0).used_bytes();
-        CHECK_THROWS_AS(engine.wait(*engine.submit(allreduce_of(values, "y", DataType::Float32), After::Wait)), RankFailed);
+        CHECK_THROWS_AS(
+            engine.wait(*engine.submit(allreduce_of(values, "y", DataType::Float32), After::Wait)),
+            RankFailed);
       },
       false);
   Arena& arena = world.arena(0);
@@ -72,7 +76,8 @@ TEST_CASE("arena: what is free goes back to the system, and what is used stays a
   arena.trim();
   CHECK(pages() == before + 2 * kBlock);
   for (const int kept : {1, 3})
-    CHECK(std::all_of(blocks[kept], blocks[kept] + kBlock, [](std::byte byte) { return byte == std::byte{7}; }));
+    CHECK(std::all_of(blocks[kept], blocks[kept] + kBlock,
+                      [](std::byte byte) { return byte == std::byte{7}; }));
   std::byte* const again = arena.allocate(kBlock);
   CHECK(again == blocks[0]);
   again[kBlock - 1] = std::byte{1};
@@ -80,7 +85,9 @@ TEST_CASE("arena: what is free goes back to the system, and what is used stays a
   CHECK(pages() == before + kBlock + 4096);
 }
 
-TEST_CASE("arena: what lies beyond it is not handed out a second time either, once the world has failed") {
+TEST_CASE(
+    "arena: what lies beyond it is not handed out a second time either, once the world has "
+    "failed") {
   std::atomic<bool> failed{false};
   Overflow overflow({}, 0, [&] { return failed.load(); });
   const auto first = overflow.allocate(1000);

@@ -1,4 +1,5 @@
-// Memory of other processes that is read where it is, and operations in which ranks take from one another without their help.
+// Memory of other processes that is read where it is, and operations in which ranks take from one
+// another without their help.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -46,7 +47,9 @@ class Sleeper {
 };
 
 /// Returns whether this system lets a process read its child's memory.
-bool may_read(pid_t child, const std::uint64_t& word) { return why_unreadable(child, &word, word).empty(); }
+bool may_read(pid_t child, const std::uint64_t& word) {
+  return why_unreadable(child, &word, word).empty();
+}
 
 }  // namespace
 
@@ -66,18 +69,21 @@ TEST_CASE("peer memory: another process's is read where it is") {
   CHECK_FALSE(peers.is_here(1));
   CHECK(peers.can_be_read(theirs.data(), theirs.size() * 8));
   std::vector<std::uint64_t> got(theirs.size(), 1);
-  CHECK(peers.read(1, got.data(), reinterpret_cast<const std::byte*>(theirs.data()), got.size() * 8));
+  CHECK(
+      peers.read(1, got.data(), reinterpret_cast<const std::byte*>(theirs.data()), got.size() * 8));
   CHECK(got == expected);
   CHECK(peers.read(1, nullptr, nullptr, 0));
   CHECK(why_unreadable(child.pid(), theirs.data(), 8).find("something else") != std::string::npos);
   CHECK(why_unreadable(child.pid(), nullptr, 8).find("process_vm_readv: ") == 0);
   child.end();
-  CHECK_FALSE(peers.read(1, got.data(), reinterpret_cast<const std::byte*>(theirs.data()), got.size() * 8));
+  CHECK_FALSE(
+      peers.read(1, got.data(), reinterpret_cast<const std::byte*>(theirs.data()), got.size() * 8));
 }
 
 TEST_CASE("peer memory: what others may not read is found before they are told of it") {
   if (kSanitized) return;
-  void* const pages = ::mmap(nullptr, 3 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const pages =
+      ::mmap(nullptr, 3 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   REQUIRE(pages != MAP_FAILED);
   auto* const bytes = static_cast<std::byte*>(pages);
   std::memset(bytes, 3, 3 * kPage);
@@ -107,11 +113,13 @@ TEST_CASE("peer memory: threads of one process read each other's as their own") 
   CHECK(here == there);
 }
 
-/// The first rank calls nothing after it has submitted, until the others have their results: its coordination thread does its part.
+/// The first rank calls nothing after it has submitted, until the others have their results: its
+/// coordination thread does its part.
 TEST_CASE("taking from one another: a rank that computes does not hold the others up") {
   constexpr std::int64_t kCount = 3 << 18;
   for (const DirectCopies direct : {DirectCopies::On, DirectCopies::Relayed, DirectCopies::Off})
-    for (const OpKind kind : {OpKind::Allgather, OpKind::Alltoall, OpKind::Reducescatter, OpKind::Broadcast})
+    for (const OpKind kind :
+         {OpKind::Allgather, OpKind::Alltoall, OpKind::Reducescatter, OpKind::Broadcast})
       for (const int root : {0, 2}) {
         if (root != 0 && kind != OpKind::Broadcast) continue;
         CAPTURE(name_of(kind));
@@ -135,7 +143,8 @@ TEST_CASE("taking from one another: a rank that computes does not hold the other
             };
           }
           if (kind == OpKind::Alltoall) tensor.splits = {kCount / 4, kCount / 4, kCount / 2};
-          const auto pending = engine.submit(std::move(submission), rank == 0 ? After::Return : After::Wait);
+          const auto pending =
+              engine.submit(std::move(submission), rank == 0 ? After::Return : After::Wait);
           while (rank == 0 && done.load() < 2) std::this_thread::yield();
           engine.wait(*pending);
           ++done;
@@ -146,7 +155,8 @@ TEST_CASE("taking from one another: a rank that computes does not hold the other
           if (kind == OpKind::Reducescatter) expect(0, 6);
           if (kind != OpKind::Allgather && kind != OpKind::Alltoall) return;
           const std::size_t part = output.size() / 3;
-          for (std::size_t from = 0; from < 3; ++from) expect(from * part + part - 1, static_cast<float>(from + 1));
+          for (std::size_t from = 0; from < 3; ++from)
+            expect(from * part + part - 1, static_cast<float>(from + 1));
         });
       }
 }

@@ -1,4 +1,5 @@
-/// Blocks that are lent for a round: when they are lent again, how many there are, and what is given back.
+/// Blocks that are lent for a round: when they are lent again, how many there are, and what is
+/// given back.
 
 #include "ops/shm/pulled_blocks.h"
 
@@ -59,7 +60,9 @@ TEST_CASE("pulled blocks: what a batch reads from is lent again when that is ove
   CHECK(*lender.blocks.lend(50'000) == first);
 }
 
-TEST_CASE("pulled blocks: no more than so many bytes; those of other sizes make room, but not what somebody reads") {
+TEST_CASE(
+    "pulled blocks: no more than so many bytes; those of other sizes make room, but not what "
+    "somebody reads") {
   Lender lender;
   const std::size_t bytes = PulledBlocks::kMostBytes / 8;
   std::vector<std::uint64_t> lent;

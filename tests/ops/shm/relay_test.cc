@@ -1,5 +1,5 @@
-/// A relay and an exchange of pieces: whatever the owners and the readers do at once, each reader gets what is there, and nobody depends on
-/// another one.
+/// A relay and an exchange of pieces: whatever the owners and the readers do at once, each reader
+/// gets what is there, and nobody depends on another one.
 
 #include "ops/shm/memory/relay.h"
 
@@ -22,7 +22,8 @@ using Bytes = std::vector<std::byte>;
 
 Bytes pattern(std::size_t bytes, unsigned seed) {
   Bytes result(bytes);
-  for (std::size_t i = 0; i < bytes; ++i) result[i] = static_cast<std::byte>((i * 7 + i / 251 + seed) % 256);
+  for (std::size_t i = 0; i < bytes; ++i)
+    result[i] = static_cast<std::byte>((i * 7 + i / 251 + seed) % 256);
   return result;
 }
 
@@ -41,7 +42,9 @@ constexpr std::size_t kRing = 8 * Relay::kPieceBytes;
 
 }  // namespace
 
-TEST_CASE("relay: pieces come in order, no more of them than the ring holds, and again when all readers have one") {
+TEST_CASE(
+    "relay: pieces come in order, no more of them than the ring holds, and again when all readers "
+    "have one") {
   const Bytes memory = pattern(kRing + Relay::kPieceBytes + 1, 1);
   const auto relay = std::make_unique<Relay>(2);
   std::uint64_t next = 0;
@@ -75,7 +78,8 @@ TEST_CASE("relay: what readers have got elsewhere is not given") {
   CHECK(relay->give(memory, next));
   CHECK(next == 3);
   CHECK(relay->take(0, to));
-  CHECK(std::memcmp(to.data() + 2 * Relay::kPieceBytes, memory.data() + 2 * Relay::kPieceBytes, Relay::kPieceBytes) == 0);
+  CHECK(std::memcmp(to.data() + 2 * Relay::kPieceBytes, memory.data() + 2 * Relay::kPieceBytes,
+                    Relay::kPieceBytes) == 0);
   CHECK(to.front() == std::byte{0});
 }
 
@@ -87,7 +91,8 @@ TEST_CASE("a copy past the caches is a copy, wherever it begins and ends") {
       stream_copy(to.data() + begin, from.data() + begin / 2, bytes);
       bool right = true;
       for (std::size_t i = 0; i < to.size(); ++i)
-        right = right && to[i] == (i < begin || i >= begin + bytes ? std::byte{9} : from[i - begin + begin / 2]);
+        right = right && to[i] == (i < begin || i >= begin + bytes ? std::byte{9}
+                                                                   : from[i - begin + begin / 2]);
       CHECK(right);
     }
 }
@@ -111,7 +116,8 @@ TEST_CASE("exchange: what is streamed past the caches arrives whole") {
 
 TEST_CASE("exchange: a reader alone reads all by itself, an owner alone goes on after a moment") {
   for (const bool have_cores : {true, false})
-    for (const std::size_t bytes : {std::size_t{1}, Relay::kPieceBytes, Relay::kPieceBytes + 1, std::size_t{3} << 20}) {
+    for (const std::size_t bytes :
+         {std::size_t{1}, Relay::kPieceBytes, Relay::kPieceBytes + 1, std::size_t{3} << 20}) {
       const Bytes memory = pattern(bytes, 1);
       Bytes to(bytes);
       const auto alone = std::make_unique<Relay>(1);
@@ -135,7 +141,8 @@ TEST_CASE("exchange: a reader alone reads all by itself, an owner alone goes on 
       read = 0;
       CHECK(rest.take_all(Reading{memory, &read}));
       CHECK(after == memory);
-      CHECK(read == (bytes > kRing ? bytes - kRing : 0));  // as much as the ring holds came from there
+      // as much as the ring holds came from there
+      CHECK(read == (bytes > kRing ? bytes - kRing : 0));
     }
 }
 
@@ -148,12 +155,13 @@ TEST_CASE("exchange: a reader that cannot read what was not given says so") {
   Bytes to(memory.size());
   PieceExchange reader(true);
   reader.take(0, 0, {relay.get(), 0}, to);
-  CHECK_FALSE(reader.take_all([](std::size_t, std::size_t, std::span<std::byte>) { return false; }));
+  CHECK_FALSE(
+      reader.take_all([](std::size_t, std::size_t, std::span<std::byte>) { return false; }));
   CHECK(std::memcmp(to.data(), memory.data(), kRing) == 0);
 }
 
-/// Each rank has something else for each other one (or the same for all), of another size, and comes when it comes; some do not help at
-/// all.
+/// Each rank has something else for each other one (or the same for all), of another size, and
+/// comes when it comes; some do not help at all.
 TEST_CASE("exchange: ranks at once, in every rhythm") {
   constexpr unsigned kRanks = 3;
   for (unsigned seed = 0; seed < (kSanitized ? 20 : 150); ++seed) {
@@ -167,27 +175,35 @@ TEST_CASE("exchange: ranks at once, in every rhythm") {
       late[owner] = random() % 3;
       helps[owner] = random() % 4;
       for (unsigned reader = 0; reader + 1 < kRanks; ++reader) {
-        inputs[owner].push_back(same_for_all && reader > 0 ? inputs[owner][0] : pattern(random() % (2 << 20), random()));
+        inputs[owner].push_back(same_for_all && reader > 0
+                                    ? inputs[owner][0]
+                                    : pattern(random() % (2 << 20), random()));
         relays[owner].push_back(std::make_unique<Relay>(same_for_all ? kRanks - 1 : 1));
       }
     }
     std::vector<std::vector<Bytes>> outputs(kRanks, std::vector<Bytes>(kRanks));
-    const auto number = [](unsigned reader, unsigned owner) { return reader < owner ? reader : reader - 1; };
+    const auto number = [](unsigned reader, unsigned owner) {
+      return reader < owner ? reader : reader - 1;
+    };
     const auto run = [&](unsigned self) {
       if (late[self] == 1) std::this_thread::yield();
       if (late[self] == 2) std::this_thread::sleep_for(std::chrono::microseconds(300));
       PieceExchange exchange(seed % 2 == 0, seed % 3 == 0);
       for (unsigned reader = 0; helps[self] > 0 && reader + 1 < kRanks; ++reader)
-        if (!same_for_all || reader == 0) exchange.give(*relays[self][reader], inputs[self][reader]);
+        if (!same_for_all || reader == 0)
+          exchange.give(*relays[self][reader], inputs[self][reader]);
       for (unsigned owner = 0; owner < kRanks; ++owner) {
         if (owner == self) continue;
         const unsigned reader = number(self, owner);
         outputs[self][owner].resize(inputs[owner][reader].size());
-        const RelayEnd end{relays[owner][same_for_all ? 0 : reader].get(), same_for_all ? reader : 0};
+        const RelayEnd end{relays[owner][same_for_all ? 0 : reader].get(),
+                           same_for_all ? reader : 0};
         exchange.take(owner, 0, end, outputs[self][owner]);
       }
       CHECK(exchange.take_all([&](std::size_t owner, std::size_t skipped, std::span<std::byte> to) {
-        std::memcpy(to.data(), inputs[owner][number(self, static_cast<unsigned>(owner))].data() + skipped, to.size());
+        std::memcpy(to.data(),
+                    inputs[owner][number(self, static_cast<unsigned>(owner))].data() + skipped,
+                    to.size());
         return true;
       }));
       exchange.give_rest();

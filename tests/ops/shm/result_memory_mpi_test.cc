@@ -1,5 +1,5 @@
-/// Results in recycled memory, between processes: of the arena, or where ranks share none, of each process; and what children that are
-/// forked see of them.
+/// Results in recycled memory, between processes: of the arena, or where ranks share none, of each
+/// process; and what children that are forked see of them.
 
 #include <doctest/doctest.h>
 #include <sys/wait.h>
@@ -28,7 +28,9 @@ std::vector<float> elements_of(int rank, int step) {
   return values;
 }
 
-Buffer floats_in(std::vector<float>& values) { return {values.data(), DataType::Float32, {static_cast<std::int64_t>(values.size())}, {}}; }
+Buffer floats_in(std::vector<float>& values) {
+  return {values.data(), DataType::Float32, {static_cast<std::int64_t>(values.size())}, {}};
+}
 
 Gathered gather(int step) {
   auto values = elements_of(rank(), step);
@@ -38,12 +40,15 @@ Gathered gather(int step) {
 bool has_elements(const std::byte* bytes, int ranks, int step) {
   for (int rank = 0; rank < ranks; ++rank) {
     const auto expected = elements_of(rank, step);
-    if (std::memcmp(bytes + static_cast<std::size_t>(rank) * kGiven * 4, expected.data(), kGiven * 4) != 0) return false;
+    if (std::memcmp(bytes + static_cast<std::size_t>(rank) * kGiven * 4, expected.data(),
+                    kGiven * 4) != 0)
+      return false;
   }
   return true;
 }
 bool is_right(const Gathered& result, int step) {
-  return result.data.size() == kGiven * 4 * static_cast<std::size_t>(size()) && has_elements(result.data.data(), size(), step);
+  return result.data.size() == kGiven * 4 * static_cast<std::size_t>(size()) &&
+         has_elements(result.data.data(), size(), step);
 }
 
 bool shares_arena() { return engine()->topology().domain_ranks.size() > 1; }
@@ -72,7 +77,8 @@ TEST_CASE("results come back in a steady loop, with shared memory and without; 0
       Gathered first = handle.wait();
       first.data[0] = std::byte{77};
       CHECK(is_right(handle.wait(), 7));
-      const std::vector<std::int64_t> splits(static_cast<std::size_t>(size()), static_cast<std::int64_t>(kGiven) / size());
+      const std::vector<std::int64_t> splits(static_cast<std::size_t>(size()),
+                                             static_cast<std::int64_t>(kGiven) / size());
       const auto exchanged = alltoall_async(floats_in(values), {.name = "x", .splits = splits});
       CHECK(exchanged.wait().data == exchanged.wait().data);
 
@@ -87,7 +93,8 @@ TEST_CASE("results come back in a steady loop, with shared memory and without; 0
     }
 }
 
-TEST_CASE("results that are held leave the arena to others, and the last of them have ordinary memory") {
+TEST_CASE(
+    "results that are held leave the arena to others, and the last of them have ordinary memory") {
   Config config;
   config.arena_bytes = 48 << 20;
   init(config);
@@ -100,7 +107,8 @@ TEST_CASE("results that are held leave the arena to others, and the last of them
   shutdown();
 }
 
-TEST_CASE("a child sees a result as it was when it was forked, whatever the rank does with the memory") {
+TEST_CASE(
+    "a child sees a result as it was when it was forked, whatever the rank does with the memory") {
   Config config;
   init(config);
   const int ranks = size();

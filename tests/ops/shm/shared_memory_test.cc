@@ -1,4 +1,5 @@
-// Blocks of shared memory: sealed, private in a child that is forked, and beyond the arena where that is full.
+// Blocks of shared memory: sealed, private in a child that is forked, and beyond the arena where
+// that is full.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -57,12 +58,14 @@ TEST_CASE("shared memory: a block of the same size is not taken for another") {
   CHECK(map_ticket(ticket)->bytes().size() == kMiB);
   Ticket of_another_container = ticket;
   of_another_container.descriptor = other.get();
-  CHECK_THROWS_WITH_AS(
-      map_ticket(of_another_container),
-      "shared memory: another rank's block is not where it should be; is that rank in another container?: Stale file handle", BackendError);
+  CHECK_THROWS_WITH_AS(map_ticket(of_another_container),
+                       "shared memory: another rank's block is not where it should be; is that "
+                       "rank in another container?: Stale file handle",
+                       BackendError);
 }
 
-TEST_CASE("shared memory: a child that is forked reads what was there, and what it writes is its own") {
+TEST_CASE(
+    "shared memory: a child that is forked reads what was there, and what it writes is its own") {
   if (kSanitized) return;  // which do not like fork()
   const FileDescriptor file = make_shared_file("hvd-test", kMiB);
   auto mapping = map_file(file, kMiB);
@@ -94,7 +97,10 @@ TEST_CASE("a process that is forked from a rank knows it") {
     try {
       const LibraryCall call;
     } catch (const NotInitialized& error) {
-      return std::strstr(error.what(), "forked from rank 3") != nullptr && is_forked_from_rank() && !made.still_here() ? 0 : 1;
+      return std::strstr(error.what(), "forked from rank 3") != nullptr && is_forked_from_rank() &&
+                     !made.still_here()
+                 ? 0
+                 : 1;
     }
     return 2;
   };
@@ -112,7 +118,8 @@ TEST_CASE("overflow: blocks that other ranks find, used again when they are free
   for (std::size_t i = 0; i < 40; ++i) {
     const std::size_t bytes = i * i * 100 * 1024 + 1;  // up to 152 MiB
     words.push_back(owner.allocate(bytes));
-    std::memset(owner.address(0, words.back()), static_cast<int>(i), std::min<std::size_t>(bytes, 4096));
+    std::memset(owner.address(0, words.back()), static_cast<int>(i),
+                std::min<std::size_t>(bytes, 4096));
     owner.address(0, words.back())[bytes - 1] = static_cast<std::byte>(i);
   }
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -162,12 +169,15 @@ TEST_CASE("a full arena: tensors that it has no room for are reduced all the sam
         std::vector<std::vector<float>> values;
         std::vector<std::shared_ptr<HandleState>> pending;
         for (std::size_t i = 0; i < kTensors; ++i) {
-          values.emplace_back(1 + i * 40'000, static_cast<float>((rank + 1) * static_cast<int>(i + 1)));
-          pending.push_back(engine.submit(allreduce_of(values[i], "t" + std::to_string(i), DataType::Float32)));
+          values.emplace_back(1 + i * 40'000,
+                              static_cast<float>((rank + 1) * static_cast<int>(i + 1)));
+          pending.push_back(
+              engine.submit(allreduce_of(values[i], "t" + std::to_string(i), DataType::Float32)));
         }
         for (std::size_t i = 0; i < kTensors; ++i) {
           engine.wait(*pending[i]);
-          const bool right = values[i].front() == 10.0F * static_cast<float>(i + 1) && values[i].back() == values[i].front();
+          const bool right = values[i].front() == 10.0F * static_cast<float>(i + 1) &&
+                             values[i].back() == values[i].front();
           CHECK(right);
         }
       }

@@ -1,4 +1,5 @@
-/// Arenas that are full: what promises memory gives none, and every operation works on copies, within a host and across hosts.
+/// Arenas that are full: what promises memory gives none, and every operation works on copies,
+/// within a host and across hosts.
 
 #include <doctest/doctest.h>
 
@@ -13,9 +14,13 @@ namespace {
 
 constexpr std::size_t kRows = 700'000;  // 2.7 MiB of floats
 
-Buffer floats(std::vector<float>& values) { return {values.data(), DataType::Float32, {static_cast<std::int64_t>(values.size())}, {}}; }
+Buffer floats(std::vector<float>& values) {
+  return {values.data(), DataType::Float32, {static_cast<std::int64_t>(values.size())}, {}};
+}
 
-float value_of(int rank, std::size_t element) { return static_cast<float>(rank + 1) * static_cast<float>(element % 1000 + 1); }
+float value_of(int rank, std::size_t element) {
+  return static_cast<float>(rank + 1) * static_cast<float>(element % 1000 + 1);
+}
 
 std::vector<float> values_of(int rank, std::size_t count = kRows) {
   std::vector<float> values(count);
@@ -36,7 +41,8 @@ void use_everything() {
   auto values = values_of(rank());
   allreduce(floats(values), floats(values), {.name = "a", .op = ReduceOp::Sum});
   bool right = true;
-  for (std::size_t i = 0; i < kRows; ++i) right = right && values[i] == sum_of_ranks() * value_of(0, i);
+  for (std::size_t i = 0; i < kRows; ++i)
+    right = right && values[i] == sum_of_ranks() * value_of(0, i);
   CHECK(right);
 
   values = values_of(rank());
@@ -46,17 +52,21 @@ void use_everything() {
   values = values_of(rank());
   const auto gathered = allgather(floats(values), {.name = "g"});
   CHECK(gathered.data.size() == kRows * sizeof(float) * static_cast<std::size_t>(size()));
-  CHECK(holds(gathered, [](std::size_t i) { return value_of(static_cast<int>(i / kRows), i % kRows); }));
+  CHECK(holds(gathered,
+              [](std::size_t i) { return value_of(static_cast<int>(i / kRows), i % kRows); }));
 
   const auto ranks = static_cast<std::size_t>(size());
   const std::size_t each = kRows / ranks;
   values = values_of(rank(), each * ranks);
   const auto exchanged = alltoall(floats(values), {.name = "x"});
-  CHECK(holds({exchanged.data, exchanged.shape},
-              [&](std::size_t i) { return value_of(static_cast<int>(i / each), static_cast<std::size_t>(rank()) * each + i % each); }));
+  CHECK(holds({exchanged.data, exchanged.shape}, [&](std::size_t i) {
+    return value_of(static_cast<int>(i / each), static_cast<std::size_t>(rank()) * each + i % each);
+  }));
 
   const auto scattered = reducescatter(floats(values), {.name = "s", .op = ReduceOp::Sum});
-  CHECK(holds(scattered, [&](std::size_t i) { return sum_of_ranks() * value_of(0, static_cast<std::size_t>(rank()) * each + i); }));
+  CHECK(holds(scattered, [&](std::size_t i) {
+    return sum_of_ranks() * value_of(0, static_cast<std::size_t>(rank()) * each + i);
+  }));
 
   values = values_of(0);  // the same on all: an Adasum of parallel vectors is their mean
   allreduce(floats(values), floats(values), {.name = "ad", .op = ReduceOp::Adasum});
@@ -80,13 +90,17 @@ TEST_CASE("large tensors of ordinary memory, in every way that ranks of a host c
     for (int again = 0; again < 3; ++again) use_everything();
     // Parts of very different sizes: nothing for the first rank, most for the last.
     std::vector<std::int64_t> splits(static_cast<std::size_t>(size()));
-    for (std::size_t to = 1; to < splits.size(); ++to) splits[to] = static_cast<std::int64_t>(to) * 100'003;
+    for (std::size_t to = 1; to < splits.size(); ++to)
+      splits[to] = static_cast<std::int64_t>(to) * 100'003;
     auto values = values_of(rank());
     const auto exchanged = alltoall(floats(values), {.name = "uneven", .splits = splits});
     const auto part = static_cast<std::size_t>(splits[static_cast<std::size_t>(rank())]);
-    const auto before = part == 0 ? 0 : static_cast<std::size_t>(rank() * (rank() - 1) / 2) * 100'003;
+    const auto before =
+        part == 0 ? 0 : static_cast<std::size_t>(rank() * (rank() - 1) / 2) * 100'003;
     CHECK(exchanged.data.size() == part * sizeof(float) * static_cast<std::size_t>(size()));
-    CHECK(holds({exchanged.data, exchanged.shape}, [&](std::size_t i) { return value_of(static_cast<int>(i / part), before + i % part); }));
+    CHECK(holds({exchanged.data, exchanged.shape}, [&](std::size_t i) {
+      return value_of(static_cast<int>(i / part), before + i % part);
+    }));
     // Rows of each rank's own number, some of one piece and some of none.
     auto rows = values_of(rank(), static_cast<std::size_t>(rank()) * 200'001);
     const auto gathered = allgather(floats(rows), {.name = "unequal"});
@@ -94,7 +108,8 @@ TEST_CASE("large tensors of ordinary memory, in every way that ranks of a host c
     bool right = true;
     const auto* const found = reinterpret_cast<const float*>(gathered.data.data());
     for (int from = 0; from < size(); ++from)
-      for (std::size_t i = 0; i < static_cast<std::size_t>(from) * 200'001; ++i) right = right && found[at++] == value_of(from, i);
+      for (std::size_t i = 0; i < static_cast<std::size_t>(from) * 200'001; ++i)
+        right = right && found[at++] == value_of(from, i);
     CHECK(right);
     CHECK(gathered.data.size() == at * sizeof(float));
     shutdown();
@@ -134,7 +149,8 @@ TEST_CASE("a full arena: operations across domains of several ranks" * doctest::
     CHECK(reduced_right);
 
     values = mine;
-    auto broadcast = submission_of(OpKind::Broadcast, "b", values.data(), values.data(), 300'001, DataType::Float32);
+    auto broadcast = submission_of(OpKind::Broadcast, "b", values.data(), values.data(), 300'001,
+                                   DataType::Float32);
     broadcast.root = mpi_size() - 1;
     run(world.engine(), std::move(broadcast));
     const bool broadcast_right = values == inputs.back();
@@ -143,7 +159,8 @@ TEST_CASE("a full arena: operations across domains of several ranks" * doctest::
     Bytes whole;
     for (const Bytes& input : inputs) whole.insert(whole.end(), input.begin(), input.end());
     Bytes output;
-    auto gather = submission_of(OpKind::Allgather, "g", mine.data(), nullptr, 300'001, DataType::Float32);
+    auto gather =
+        submission_of(OpKind::Allgather, "g", mine.data(), nullptr, 300'001, DataType::Float32);
     gather.allocate = [&output](std::size_t /*index*/, std::int64_t rows) {
       output.assign(static_cast<std::size_t>(rows) * 4, std::byte{});
       return static_cast<void*>(output.data());

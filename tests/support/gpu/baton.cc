@@ -33,7 +33,9 @@ void Baton::pass(int rank) {
 
 void Baton::leave(int rank) {
   const std::lock_guard lock(mutex_);
-  if (std::exchange(states_[static_cast<std::size_t>(rank)], State::Left) == State::Running && holder_ == rank) choose();
+  if (std::exchange(states_[static_cast<std::size_t>(rank)], State::Left) == State::Running &&
+      holder_ == rank)
+    choose();
 }
 
 GpuApi taking_turns(GpuApi table, const std::function<void()>& pass) {
@@ -42,7 +44,8 @@ GpuApi taking_turns(GpuApi table, const std::function<void()>& pass) {
     if (code == CudaCode::NotReady) pass();
     return code;
   };
-  table.comm_get_async_error = [pass, inner = std::move(table.comm_get_async_error)](NcclComm* comm, NcclCode* state) {
+  table.comm_get_async_error = [pass, inner = std::move(table.comm_get_async_error)](
+                                   NcclComm* comm, NcclCode* state) {
     const NcclCode code = inner(comm, state);
     if (code == NcclCode::Success && *state == NcclCode::InProgress) pass();
     return code;

@@ -1,6 +1,7 @@
 #pragma once
-/// Lets the threads of ranks run one at a time, in an order drawn from a seed: what they do is then the same each time. A thread keeps the
-/// baton until it finds the device or another rank not ready, or passes it by itself. Any thread.
+/// Lets the threads of ranks run one at a time, in an order drawn from a seed: what they do is then
+/// the same each time. A thread keeps the baton until it finds the device or another rank not
+/// ready, or passes it by itself. Any thread.
 
 #include <condition_variable>
 #include <cstdint>
@@ -15,7 +16,8 @@ namespace hvd::gpu::test {
 
 class Baton {
  public:
-  Baton(int ranks, std::uint64_t seed) : random_(seed), states_(static_cast<std::size_t>(ranks), State::Absent) {}
+  Baton(int ranks, std::uint64_t seed)
+      : random_(seed), states_(static_cast<std::size_t>(ranks), State::Absent) {}
 
   /// Waits for all ranks, and then for the rank's turn.
   void begin(int rank);

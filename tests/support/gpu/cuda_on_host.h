@@ -1,6 +1,7 @@
 #pragma once
-/// What the kernels' code uses of CUDA, for tests that run it on the host, thread by thread: to be included before the kernel's
-/// header. Counts wide accesses, and those that would fault on a device. One thread.
+/// What the kernels' code uses of CUDA, for tests that run it on the host, thread by thread: to be
+/// included before the kernel's header. Counts wide accesses, and those that would fault on a
+/// device. One thread.
 
 #include <array>
 #include <cstdint>
@@ -21,7 +22,8 @@ struct alignas(8) uint2 {
 struct alignas(16) uint4 {
   std::array<std::uint32_t, 4> words;
 };
-using __half = hvd::gpu::test::Half;                                                      // NOLINT: CUDA's name
+// NOLINT: CUDA's name
+using __half = hvd::gpu::test::Half;
 using __nv_bfloat16 = hvd::gpu::test::Bfloat;                                             // NOLINT
 inline float __half2float(__half value) { return static_cast<float>(value); }             // NOLINT
 inline float __bfloat162float(__nv_bfloat16 value) { return static_cast<float>(value); }  // NOLINT

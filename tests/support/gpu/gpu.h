@@ -1,6 +1,6 @@
 #pragma once
-/// What the programs of tests/gpu share: CUDA calls that must succeed, device memory, time. A call that fails ends the program
-/// with its name. One thread.
+/// What the programs of tests/gpu share: CUDA calls that must succeed, device memory, time. A call
+/// that fails ends the program with its name. One thread.
 
 #include <cuda_runtime_api.h>
 
@@ -19,7 +19,9 @@ inline void require(cudaError_t error, const char* what) {
   std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
   std::exit(1);
 }
-inline void require(gpu::CudaCode code, const char* what) { require(static_cast<cudaError_t>(code), what); }
+inline void require(gpu::CudaCode code, const char* what) {
+  require(static_cast<cudaError_t>(code), what);
+}
 
 class DeviceMemory {
  public:
@@ -53,8 +55,8 @@ inline double fastest(const std::function<void()>& launch) {
   return static_cast<double>(best) * 1e-3;
 }
 
-/// A whole program: compares, then measures. 77, a skip, where there is no GPU; 1 if `compare` found failures, or `measure` what is too
-/// slow.
+/// A whole program: compares, then measures. 77, a skip, where there is no GPU; 1 if `compare`
+/// found failures, or `measure` what is too slow.
 inline int run_on_gpu(int (*compare)(), int (*measure)()) {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {

@@ -11,7 +11,8 @@ std::uintptr_t number(const void* address) { return reinterpret_cast<std::uintpt
 
 void Clock::join(const Clock& other) {
   if (steps_.size() < other.steps_.size()) steps_.resize(other.steps_.size());
-  for (std::size_t actor = 0; actor < other.steps_.size(); ++actor) steps_[actor] = std::max(steps_[actor], other.steps_[actor]);
+  for (std::size_t actor = 0; actor < other.steps_.size(); ++actor)
+    steps_[actor] = std::max(steps_[actor], other.steps_[actor]);
 }
 
 std::uint64_t Clock::tick(std::size_t actor) {
@@ -25,7 +26,8 @@ std::size_t HappensBefore::add_stream() {
 }
 
 HappensBefore::Thread& HappensBefore::thread() {
-  const auto [found, fresh] = threads_.try_emplace(one_host ? std::thread::id() : std::this_thread::get_id());
+  const auto [found, fresh] =
+      threads_.try_emplace(one_host ? std::thread::id() : std::this_thread::get_id());
   if (fresh) found->second.actor = actors_++;
   return found->second;
 }
@@ -86,11 +88,13 @@ void HappensBefore::forget(const void* begin) {
   const std::lock_guard lock(mutex_);
   const auto region = regions_.find(number(begin));
   if (region == regions_.end()) return;
-  cells_.erase(cells_.lower_bound(region->first), cells_.lower_bound(region->first + region->second.bytes));
+  cells_.erase(cells_.lower_bound(region->first),
+               cells_.lower_bound(region->first + region->second.bytes));
   regions_.erase(region);
 }
 
-const HappensBefore::Region* HappensBefore::region_of(std::uintptr_t at, std::uintptr_t* begin) const {
+const HappensBefore::Region* HappensBefore::region_of(std::uintptr_t at,
+                                                      std::uintptr_t* begin) const {
   const auto next = regions_.upper_bound(at);
   if (next == regions_.begin()) return nullptr;
   const auto& [first, region] = *std::prev(next);
@@ -115,13 +119,16 @@ void HappensBefore::use(std::size_t actor, const Clock& clock, const UseOfMemory
   for (const MemoryRange& range : done.writes) touch(range, true, done, own, clock);
 }
 
-void HappensBefore::touch(const MemoryRange& range, bool writes, const UseOfMemory& use, const Touch& touch, const Clock& clock) {
+void HappensBefore::touch(const MemoryRange& range, bool writes, const UseOfMemory& use,
+                          const Touch& touch, const Clock& clock) {
   if (range.bytes == 0) return;
   const std::uintptr_t begin = number(range.begin), end = begin + range.bytes;
   std::uintptr_t first = 0;
   if (const Region* region = region_of(begin, &first); region != nullptr) {
-    if (end > first + region->bytes) report(use.name + " reaches beyond the end of " + region->name);
-    if (!region->freed.empty()) return report(use.name + " uses " + region->name + " after " + region->freed);
+    if (end > first + region->bytes)
+      report(use.name + " reaches beyond the end of " + region->name);
+    if (!region->freed.empty())
+      return report(use.name + " uses " + region->name + " after " + region->freed);
   }
   split(begin);
   split(end);
@@ -133,18 +140,19 @@ void HappensBefore::touch(const MemoryRange& range, bool writes, const UseOfMemo
       cell.reads.clear();
       continue;
     }
-    const auto same = std::find_if(cell.reads.begin(), cell.reads.end(), [&](const Touch& read) { return read.actor == touch.actor; });
+    const auto same = std::find_if(cell.reads.begin(), cell.reads.end(),
+                                   [&](const Touch& read) { return read.actor == touch.actor; });
     if (same != cell.reads.end()) *same = touch;
     if (same == cell.reads.end()) cell.reads.push_back(touch);
   }
 }
 
-void HappensBefore::check(const Cell& cell, std::uintptr_t at, bool writes, const UseOfMemory& use, const Touch& touch,
-                          const Clock& clock) {
+void HappensBefore::check(const Cell& cell, std::uintptr_t at, bool writes, const UseOfMemory& use,
+                          const Touch& touch, const Clock& clock) {
   const auto conflict = [&](const Touch& other, const char* does) {
     if (other.actor == touch.actor || clock.of(other.actor) >= other.step) return;
-    report(use.name + (writes ? " writes " : " reads ") + place(at, cell.end) + ", which " + *other.who + " " + does +
-           ", and nothing orders the two");
+    report(use.name + (writes ? " writes " : " reads ") + place(at, cell.end) + ", which " +
+           *other.who + " " + does + ", and nothing orders the two");
   };
   if (cell.write) conflict(*cell.write, "writes");
   if (writes)
@@ -157,12 +165,14 @@ std::string HappensBefore::place(std::uintptr_t begin, std::uintptr_t end) const
   std::uintptr_t first = 0;
   const Region* region = region_of(begin, &first);
   const std::string of = region == nullptr ? "memory" : region->name;
-  return "bytes " + std::to_string(begin - first) + " to " + std::to_string(end - first) + " of " + of;
+  return "bytes " + std::to_string(begin - first) + " to " + std::to_string(end - first) + " of " +
+         of;
 }
 
 void HappensBefore::report(const std::string& text) {
   constexpr std::size_t kMost = 20;
-  if (errors_.size() < kMost && std::find(errors_.begin(), errors_.end(), text) == errors_.end()) errors_.push_back(text);
+  if (errors_.size() < kMost && std::find(errors_.begin(), errors_.end(), text) == errors_.end())
+    errors_.push_back(text);
 }
 
 std::vector<std::string> HappensBefore::errors() {

@@ -1,7 +1,9 @@
 #pragma once
-/// Finds uses of memory without an order, on virtual GPUs: by a vector clock for each stream and each host thread. An operation says which
-/// ranges it reads and writes; two that touch the same bytes, one of them writing, without an order between them are an error that names
-/// both, whatever the data are and in whichever order they have run. Only memory that is watched counts. Any thread.
+/// Finds uses of memory without an order, on virtual GPUs: by a vector clock for each stream and
+/// each host thread. An operation says which ranges it reads and writes; two that touch the same
+/// bytes, one of them writing, without an order between them are an error that names both, whatever
+/// the data are and in whichever order they have run. Only memory that is watched counts. Any
+/// thread.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +23,9 @@ class Clock {
   void join(const Clock& other);
   /// Counts one step more of the actor; returns its number.
   std::uint64_t tick(std::size_t actor);
-  [[nodiscard]] std::uint64_t of(std::size_t actor) const { return actor < steps_.size() ? steps_[actor] : 0; }
+  [[nodiscard]] std::uint64_t of(std::size_t actor) const {
+    return actor < steps_.size() ? steps_[actor] : 0;
+  }
 
  private:
   std::vector<std::uint64_t> steps_;
@@ -36,15 +40,18 @@ struct MemoryRange {
 struct UseOfMemory {
   std::string name = {};
   std::vector<MemoryRange> reads = {}, writes = {};
-  bool reads_results = false;  ///< and nothing that nobody has written, as a copy does, and no collective, to which gaps are all one
+  bool reads_results = false;  ///< and nothing that nobody has written, as a copy does, and no
+                               ///< collective, to which gaps are all one
 };
 
 class HappensBefore {
  public:
-  /// Lets all host threads count as one that knows what any of them has seen: where they speak to each other in ways that are not known
-  /// here. Otherwise each knows what it has seen, and what it was told by `tell` and `hear`. Set before use.
+  /// Lets all host threads count as one that knows what any of them has seen: where they speak to
+  /// each other in ways that are not known here. Otherwise each knows what it has seen, and what it
+  /// was told by `tell` and `hear`. Set before use.
   bool one_host = true;
-  /// Wants results to be made of what somebody has written. For programs all of whose host accesses are known (`host_uses`). Likewise.
+  /// Wants results to be made of what somebody has written. For programs all of whose host accesses
+  /// are known (`host_uses`). Likewise.
   bool knows_all_writes = false;
 
   /// Returns the actor of a new stream.
@@ -94,8 +101,10 @@ class HappensBefore {
   Thread& thread();
   const Region* region_of(std::uintptr_t at, std::uintptr_t* begin) const;
   void split(std::uintptr_t at);
-  void touch(const MemoryRange& range, bool writes, const UseOfMemory& use, const Touch& touch, const Clock& clock);
-  void check(const Cell& cell, std::uintptr_t at, bool writes, const UseOfMemory& use, const Touch& touch, const Clock& clock);
+  void touch(const MemoryRange& range, bool writes, const UseOfMemory& use, const Touch& touch,
+             const Clock& clock);
+  void check(const Cell& cell, std::uintptr_t at, bool writes, const UseOfMemory& use,
+             const Touch& touch, const Clock& clock);
   void use(std::size_t actor, const Clock& clock, const UseOfMemory& use);
   void report(const std::string& text);
   std::string place(std::uintptr_t begin, std::uintptr_t end) const;

@@ -20,7 +20,9 @@ template <class S, class D>
 D copied_on_host(S value, double factor, std::int64_t divisor) {
   if constexpr (kInteger<S> && kInteger<D>) {
     const auto quotient = static_cast<S>(static_cast<std::int64_t>(value) / divisor);
-    const auto scaled = [&](auto narrow) { return factor == 1 ? narrow : product_on_host(narrow, factor); };
+    const auto scaled = [&](auto narrow) {
+      return factor == 1 ? narrow : product_on_host(narrow, factor);
+    };
     if constexpr (sizeof(D) > sizeof(S)) {
       return static_cast<D>(scaled(quotient));
     } else {
@@ -28,7 +30,8 @@ D copied_on_host(S value, double factor, std::int64_t divisor) {
     }
   } else if constexpr (!kInteger<S> && !kInteger<D>) {
     using Wide = std::conditional_t<std::is_same_v<S, double>, double, float>;
-    return static_cast<D>(static_cast<Wide>(value) / static_cast<Wide>(divisor) * static_cast<Wide>(factor));
+    return static_cast<D>(static_cast<Wide>(value) / static_cast<Wide>(divisor) *
+                          static_cast<Wide>(factor));
   } else {
     throw std::logic_error("copied_on_host: integer against float");
   }
@@ -41,7 +44,8 @@ CudaCode copy_on_host(const CopyJob& job) {
   for (const CopyItem& item : job.items) {
     if (item.count <= 0) continue;
     if (is_plain(job)) {
-      std::memmove(item.dst, item.src, static_cast<std::size_t>(item.count) * element_bytes(job.from));
+      std::memmove(item.dst, item.src,
+                   static_cast<std::size_t>(item.count) * element_bytes(job.from));
       continue;
     }
     with_host_type(job.from, [&](auto from) {
@@ -49,7 +53,8 @@ CudaCode copy_on_host(const CopyJob& job) {
         using S = typename decltype(from)::Native;
         using D = typename decltype(to)::Native;
         for (std::int64_t i = 0; i < item.count; ++i) {
-          static_cast<D*>(item.dst)[i] = copied_on_host<S, D>(static_cast<const S*>(item.src)[i], job.factor, job.divisor);
+          static_cast<D*>(item.dst)[i] =
+              copied_on_host<S, D>(static_cast<const S*>(item.src)[i], job.factor, job.divisor);
         }
       });
     });

@@ -1,6 +1,7 @@
 #pragma once
-/// `launch_batched_copy` (ops/gpu/kernels/kernels.h) done on host memory, one element at a time and written to be read: the oracle of the
-/// kernels on a GPU, and the kernel of the host table. Any thread, no state.
+/// `launch_batched_copy` (ops/gpu/kernels/kernels.h) done on host memory, one element at a time and
+/// written to be read: the oracle of the kernels on a GPU, and the kernel of the host table. Any
+/// thread, no state.
 
 #include <cmath>
 #include <cstdint>
@@ -20,7 +21,8 @@ struct Bfloat {
   explicit Bfloat(float value) {
     std::uint32_t word;
     std::memcpy(&word, &value, sizeof word);
-    bits = static_cast<std::uint16_t>(std::isnan(value) ? (word >> 16 | 0x40u) : (word + 0x7fffu + (word >> 16 & 1u)) >> 16);
+    bits = static_cast<std::uint16_t>(
+        std::isnan(value) ? (word >> 16 | 0x40u) : (word + 0x7fffu + (word >> 16 & 1u)) >> 16);
   }
   explicit Bfloat(double value) : Bfloat(static_cast<float>(value)) {}
   explicit operator float() const {

@@ -27,8 +27,10 @@ struct HostDevice::Comm {
   int busy_polls = 0;
   std::uint64_t next = 0;
   std::map<std::pair<int, int>, std::uint64_t> next_messages;  ///< by sender and receiver
-  std::vector<std::pair<Stream*, StreamOperation>> issued;     ///< not on their streams before the communicator has settled
-  /// Messages, likewise. Those of a group travel at once; what is not grouped waits for the other side.
+  std::vector<std::pair<Stream*, StreamOperation>>
+      issued;  ///< not on their streams before the communicator has settled
+  /// Messages, likewise. Those of a group travel at once; what is not grouped waits for the other
+  /// side.
   std::vector<std::pair<Stream*, StreamOperation>> messages;
   /// Registered memory, by where it begins.
   struct Place {
@@ -73,22 +75,28 @@ UseOfMemory use_of(const ReduceJob& job) {
   UseOfMemory use;
   const auto ins = static_cast<std::size_t>(job.ins), outs = static_cast<std::size_t>(job.outs);
   for (std::size_t item = 0; item < job.counts.size(); ++item) {
-    const std::size_t bytes = static_cast<std::size_t>(std::max<std::int64_t>(job.counts[item], 0)) * element_bytes(job.dtype);
-    for (const void* input : job.inputs.subspan(item * ins, ins)) use.reads.push_back({input, bytes});
-    for (const void* output : job.outputs.subspan(item * outs, outs)) use.writes.push_back({output, bytes});
+    const std::size_t bytes =
+        static_cast<std::size_t>(std::max<std::int64_t>(job.counts[item], 0)) *
+        element_bytes(job.dtype);
+    for (const void* input : job.inputs.subspan(item * ins, ins))
+      use.reads.push_back({input, bytes});
+    for (const void* output : job.outputs.subspan(item * outs, outs))
+      use.writes.push_back({output, bytes});
   }
   return use;
 }
 }  // namespace
 
-HostDevice::HostDevice(HostCluster& cluster, int index) : cluster_(cluster), index_(index), streams_(cluster, index) {
+HostDevice::HostDevice(HostCluster& cluster, int index)
+    : cluster_(cluster), index_(index), streams_(cluster, index) {
   fill_cuda();
   fill_nccl();
   cluster_.order().watch(&at_work_, 1, "the order of NCCL's work on rank " + std::to_string(index));
 }
 
 HostDevice::~HostDevice() {
-  for (const void* memory : host_memory_) ::operator delete(const_cast<void*>(memory), std::align_val_t(4096));
+  for (const void* memory : host_memory_)
+    ::operator delete(const_cast<void*>(memory), std::align_val_t(4096));
 }
 
 int HostDevice::calls(const std::string& name) const {
@@ -132,17 +140,23 @@ void* HostDevice::user_event(const std::atomic<bool>& gate) {
   return event;
 }
 
-int& HostDevice::current() { return current_.try_emplace(std::this_thread::get_id(), current_device).first->second; }
+int& HostDevice::current() {
+  return current_.try_emplace(std::this_thread::get_id(), current_device).first->second;
+}
 
-/// A call that works on a device makes a context on the one that is current; some calls break the capture of a graph.
+/// A call that works on a device makes a context on the one that is current; some calls break the
+/// capture of a graph.
 void HostDevice::note_side_effects(const std::string& name) {
-  static const std::set<std::string> harmless{"cudaGetDevice",           "cudaSetDevice",          "cudaGetDeviceCount",
-                                              "cudaGetDeviceProperties", "cudaDeviceGetAttribute", "cuDevicePrimaryCtxGetState",
-                                              "cuCtxPushCurrent",        "cuCtxPopCurrent",        "cuDeviceGetAttribute"};
-  static const std::set<std::string> unsafe{"cudaEventQuery",   "cudaMalloc",         "cudaFree",      "ncclMemAlloc", "ncclMemFree",
-                                            "cudaHostRegister", "cudaHostUnregister", "cudaHostAlloc", "cudaFreeHost"};
+  static const std::set<std::string> harmless{
+      "cudaGetDevice",           "cudaSetDevice",          "cudaGetDeviceCount",
+      "cudaGetDeviceProperties", "cudaDeviceGetAttribute", "cuDevicePrimaryCtxGetState",
+      "cuCtxPushCurrent",        "cuCtxPopCurrent",        "cuDeviceGetAttribute"};
+  static const std::set<std::string> unsafe{
+      "cudaEventQuery",   "cudaMalloc",         "cudaFree",      "ncclMemAlloc", "ncclMemFree",
+      "cudaHostRegister", "cudaHostUnregister", "cudaHostAlloc", "cudaFreeHost"};
   if (!harmless.contains(name)) contexts.insert(current());
-  if (capturing && unsafe.contains(name) && modes_[std::this_thread::get_id()] != CaptureMode::Relaxed)
+  if (capturing && unsafe.contains(name) &&
+      modes_[std::this_thread::get_id()] != CaptureMode::Relaxed)
     cluster_.note(name + " breaks the capture of a graph");
 }
 
@@ -176,7 +190,8 @@ HostDevice::Comm* HostDevice::known(NcclComm* comm, const char* call, bool may_b
   for (auto& owned : comms_) {
     if (owned.get() != found) continue;
     if (found->aborted) cluster_.note(std::string(call) + " on an aborted communicator");
-    if (!may_be_busy && (found->busy_polls > 0 || !found->initialised || found->awaited_window != nullptr))
+    if (!may_be_busy &&
+        (found->busy_polls > 0 || !found->initialised || found->awaited_window != nullptr))
       cluster_.note(std::string(call) + " on a communicator in progress");
     return found;
   }
@@ -188,15 +203,17 @@ bool HostDevice::is_left_out(Omissions::Kind kind, const std::string& call) {
   if (users) return false;
   const std::string after = enqueued.empty() ? "nothing" : enqueued.back();
   return cluster_.omissions().happens(kind, index_,
-                                      call + " " + std::to_string(calls(call)) + " on rank " + std::to_string(index_) + ", after " + after +
+                                      call + " " + std::to_string(calls(call)) + " on rank " +
+                                          std::to_string(index_) + ", after " + after +
                                           (open_ranges_ > 0 ? ", in " + ranges.back() : ""));
 }
 
 /// Puts work that waits for nobody on the stream.
-void HostDevice::enqueue(CudaStream* handle, const std::string& call, UseOfMemory use, std::function<void()> work) {
+void HostDevice::enqueue(CudaStream* handle, const std::string& call, UseOfMemory use,
+                         std::function<void()> work) {
   Stream* const stream = streams_.known(handle);
-  use.name =
-      call + " " + std::to_string(calls(call)) + " on " + streams_.name_of(stream) + (open_ranges_ > 0 ? " (" + ranges.back() + ")" : "");
+  use.name = call + " " + std::to_string(calls(call)) + " on " + streams_.name_of(stream) +
+             (open_ranges_ > 0 ? " (" + ranges.back() + ")" : "");
   streams_.enqueue(stream, {.use = std::move(use), .run = [work = std::move(work)](Clock&) {
                               work();
                               return true;
@@ -205,7 +222,8 @@ void HostDevice::enqueue(CudaStream* handle, const std::string& call, UseOfMemor
 
 void HostDevice::pump(const Event& asked) {
   for (auto& user : user_) {
-    if (user.event->shared->happened == 0 && (user.gate != nullptr ? user.gate->load() : user.queries-- <= 0)) {
+    if (user.event->shared->happened == 0 &&
+        (user.gate != nullptr ? user.gate->load() : user.queries-- <= 0)) {
       if (user.before) user.before();
       user.event->shared->happen(1, cluster_.order().now());
     }
@@ -216,29 +234,35 @@ void HostDevice::pump(const Event& asked) {
 /// What NCCL's kernels read and write of this rank's memory.
 UseOfMemory HostDevice::use_of_call(const Comm& comm, const Contribution& contribution) const {
   const std::string& call = contribution.call;
-  const std::size_t bytes = contribution.count * bytes_of_type(contribution.type), ranks = comm.comm_group->ranks;
+  const std::size_t bytes = contribution.count * bytes_of_type(contribution.type),
+                    ranks = comm.comm_group->ranks;
   const bool is_source = call == "ncclBroadcast" && contribution.extra == comm.rank;
   const bool reads = call != "ncclBroadcast" || is_source;
-  const bool writes = (call != "ncclReduce" || contribution.root == comm.rank) && !(is_source && contribution.send == contribution.receive);
+  const bool writes = (call != "ncclReduce" || contribution.root == comm.rank) &&
+                      !(is_source && contribution.send == contribution.receive);
   UseOfMemory use;
   use.name = call + " " + std::to_string(calls(call)) + " on rank " + std::to_string(index_) +
              (open_ranges_ > 0 ? " (" + ranges.back() + ")" : "");
-  if (reads && contribution.send != nullptr) use.reads.push_back({contribution.send, call == "ncclReduceScatter" ? bytes * ranks : bytes});
+  if (reads && contribution.send != nullptr)
+    use.reads.push_back({contribution.send, call == "ncclReduceScatter" ? bytes * ranks : bytes});
   if (writes && contribution.receive != nullptr)
     use.writes.push_back({contribution.receive, call == "ncclAllGather" ? bytes * ranks : bytes});
   use.writes.push_back({&at_work_, 1});
   return use;
 }
 
-NcclCode HostDevice::collective(const Contribution& contribution, NcclComm* handle, CudaStream* stream_handle) {
+NcclCode HostDevice::collective(const Contribution& contribution, NcclComm* handle,
+                                CudaStream* stream_handle) {
   Comm* comm = known(handle, contribution.call.c_str());
   const NcclCode code = enter<NcclCode>(contribution.call);
   if (code != NcclCode::Success) return code;
   enqueued.push_back(contribution.call);
   const std::uint64_t number = comm->next++;
   Contribution placed = contribution;
-  if (const auto own = comm->operators.find(contribution.extra); own != comm->operators.end() && call_reduces(contribution.call)) {
-    if (own->second.type != contribution.type) cluster_.note("an operation of another type in " + contribution.call);
+  if (const auto own = comm->operators.find(contribution.extra);
+      own != comm->operators.end() && call_reduces(contribution.call)) {
+    if (own->second.type != contribution.type)
+      cluster_.note("an operation of another type in " + contribution.call);
     placed.extra = static_cast<int>(NcclOp::Sum);
     placed.factor = own->second.factor;
     placed.multiplied = true;
@@ -251,9 +275,11 @@ NcclCode HostDevice::collective(const Contribution& contribution, NcclComm* hand
   UseOfMemory use = use_of_call(*comm, placed);
   auto run = [this, comm, number, contribution = std::move(placed)](Clock& clock) {
     begin_work(comm);
-    const bool ends_early = (comm->aborted || cluster_.is_left(*comm->comm_group)) && !cluster_.has_met(*comm->comm_group, number);
+    const bool ends_early = (comm->aborted || cluster_.is_left(*comm->comm_group)) &&
+                            !cluster_.has_met(*comm->comm_group, number);
     if (ends_early) spoil(*comm, contribution);
-    const bool over = ends_early || comm->aborted || cluster_.meet(*comm->comm_group, number, comm->rank, contribution, clock);
+    const bool over = ends_early || comm->aborted ||
+                      cluster_.meet(*comm->comm_group, number, comm->rank, contribution, clock);
     if (over) at_work_.erase(comm);
     return over;
   };
@@ -261,19 +287,24 @@ NcclCode HostDevice::collective(const Contribution& contribution, NcclComm* hand
   return issue_or_group(comm);
 }
 
-NcclCode HostDevice::message(const Contribution& contribution, bool sends, int peer, NcclComm* handle, CudaStream* stream_handle) {
+NcclCode HostDevice::message(const Contribution& contribution, bool sends, int peer,
+                             NcclComm* handle, CudaStream* stream_handle) {
   Comm* comm = known(handle, contribution.call.c_str());
   const NcclCode code = enter<NcclCode>(contribution.call);
   if (code != NcclCode::Success) return code;
   enqueued.push_back(contribution.call);
-  const std::pair<int, int> ends = sends ? std::pair(comm->rank, peer) : std::pair(peer, comm->rank);
+  const std::pair<int, int> ends =
+      sends ? std::pair(comm->rank, peer) : std::pair(peer, comm->rank);
   const HostCluster::CommGroup::Way way{ends.first, ends.second, comm->next_messages[ends]++};
   auto run = [this, comm, way, sends, contribution](Clock& clock) {
-    const bool ends_early = (comm->aborted || cluster_.is_left(*comm->comm_group)) && !cluster_.has_moved(*comm->comm_group, way);
+    const bool ends_early = (comm->aborted || cluster_.is_left(*comm->comm_group)) &&
+                            !cluster_.has_moved(*comm->comm_group, way);
     if (ends_early && !sends) spoil(*comm, contribution);
-    return ends_early || comm->aborted || cluster_.transfer(*comm->comm_group, way, sends, contribution, clock);
+    return ends_early || comm->aborted ||
+           cluster_.transfer(*comm->comm_group, way, sends, contribution, clock);
   };
-  comm->messages.push_back({streams_.known(stream_handle), {.use = use_of_call(*comm, contribution), .run = std::move(run)}});
+  comm->messages.push_back({streams_.known(stream_handle),
+                            {.use = use_of_call(*comm, contribution), .run = std::move(run)}});
   return issue_or_group(comm);
 }
 
@@ -289,7 +320,8 @@ void HostDevice::spoil(const Comm& comm, const Contribution& contribution) const
   const bool is_source = contribution.call == "ncclBroadcast" && contribution.extra == comm.rank;
   if (contribution.receive == nullptr || is_roots || is_source) return;
   const std::size_t parts = contribution.call == "ncclAllGather" ? comm.comm_group->ranks : 1;
-  std::memset(contribution.receive, aborted_byte, contribution.count * parts * bytes_of_type(contribution.type));
+  std::memset(contribution.receive, aborted_byte,
+              contribution.count * parts * bytes_of_type(contribution.type));
 }
 
 NcclCode HostDevice::issue_or_group(Comm* comm) {
@@ -306,7 +338,8 @@ NcclCode HostDevice::issue(Comm* comm) {
 }
 
 void HostDevice::enqueue_issued(Comm* comm) {
-  for (auto& [stream, operation] : std::exchange(comm->issued, {})) streams_.enqueue(stream, std::move(operation));
+  for (auto& [stream, operation] : std::exchange(comm->issued, {}))
+    streams_.enqueue(stream, std::move(operation));
   struct Together {
     UseOfMemory use;
     std::vector<std::function<bool(Clock&)>> runs;
@@ -371,7 +404,8 @@ NcclCode HostDevice::async_state(Comm* comm, NcclCode* state) {
   return code;
 }
 
-NcclCode HostDevice::register_buffer(Comm* comm, void* memory, std::size_t bytes, void** registration) {
+NcclCode HostDevice::register_buffer(Comm* comm, void* memory, std::size_t bytes,
+                                     void** registration) {
   const NcclCode code = enter<NcclCode>("ncclCommRegister");
   if (code != NcclCode::Success) return code;
   if (!memory_.contains(memory) || memory_.at(memory).bytes() != bytes)
@@ -403,14 +437,15 @@ void HostDevice::finish_window(Comm* comm) {
   *handle = reinterpret_cast<void*>(++last_registration_);
   memory_bytes -= registration_bytes;
   registrations_[*handle] = comm;
-  comm->places[static_cast<const std::byte*>(comm->awaited_memory)] = {memory_.at(comm->awaited_memory).bytes(),
-                                                                       "window " + std::to_string(comm->windows), *handle};
+  comm->places[static_cast<const std::byte*>(comm->awaited_memory)] = {
+      memory_.at(comm->awaited_memory).bytes(), "window " + std::to_string(comm->windows), *handle};
 }
 
 std::string HostDevice::place_of(const Comm& comm, const void* memory) {
   const auto* at = static_cast<const std::byte*>(memory);
   for (const auto& [begin, place] : comm.places) {
-    if (begin <= at && at < begin + place.bytes) return place.name + " at " + std::to_string(at - begin);
+    if (begin <= at && at < begin + place.bytes)
+      return place.name + " at " + std::to_string(at - begin);
   }
   return {};
 }
@@ -467,7 +502,9 @@ void HostDevice::fill_cuda() {
   fill_memory();
   fill_sharing();
   fill_host_memory();
-  table_.cuda_error = [](CudaCode code) { return "host CUDA says " + std::to_string(static_cast<int>(code)); };
+  table_.cuda_error = [](CudaCode code) {
+    return "host CUDA says " + std::to_string(static_cast<int>(code));
+  };
 }
 
 void HostDevice::fill_kernels() {
@@ -478,11 +515,12 @@ void HostDevice::fill_kernels() {
     if (!copy_supported(job)) return CudaCode::InvalidValue;
     enqueued.emplace_back("launch_batched_copy");
     launches.push_back({{job.items.begin(), job.items.end()}, job.from, job.to});
-    enqueue(stream, "launch_batched_copy", use_of(job), [job, items = std::vector<CopyItem>(job.items.begin(), job.items.end())] {
-      CopyJob kept = job;
-      kept.items = items;
-      copy_on_host(kept);
-    });
+    enqueue(stream, "launch_batched_copy", use_of(job),
+            [job, items = std::vector<CopyItem>(job.items.begin(), job.items.end())] {
+              CopyJob kept = job;
+              kept.items = items;
+              copy_on_host(kept);
+            });
     return code;
   };
   table_.poison = [this](const PoisonJob& job, CudaStream* stream) {
@@ -490,16 +528,21 @@ void HostDevice::fill_kernels() {
     if (code != CudaCode::Success) return code;
     if (!is_current("launch_poison")) return CudaCode::InvalidValue;
     enqueued.emplace_back("launch_poison");
-    const bool is_pinned =
-        std::any_of(pinned.begin(), pinned.end(), [&](const auto& piece) { return piece.first == static_cast<const void*>(job.mark); });
-    if (!host_memory_.contains(job.mark) && !is_pinned) cluster_.note("launch_poison with a mark that the device does not see");
+    const bool is_pinned = std::any_of(pinned.begin(), pinned.end(), [&](const auto& piece) {
+      return piece.first == static_cast<const void*>(job.mark);
+    });
+    if (!host_memory_.contains(job.mark) && !is_pinned)
+      cluster_.note("launch_poison with a mark that the device does not see");
     UseOfMemory use;
     for (const PoisonItem& item : job.items) use.writes.push_back({item.begin, item.bytes});
     return poison::in_launches(job, [&](const poison::Table& table, int blocks) {
-      enqueue(stream, "launch_poison", use, [table, mark = job.mark, threads = static_cast<std::size_t>(blocks) * poison::kThreads] {
-        if (std::atomic_ref(*const_cast<std::uint32_t*>(mark)).load() == 0) return;
-        for (std::size_t thread = 0; thread < threads; ++thread) poison::fill(table, thread, threads);
-      });
+      enqueue(
+          stream, "launch_poison", use,
+          [table, mark = job.mark, threads = static_cast<std::size_t>(blocks) * poison::kThreads] {
+            if (std::atomic_ref(*const_cast<std::uint32_t*>(mark)).load() == 0) return;
+            for (std::size_t thread = 0; thread < threads; ++thread)
+              poison::fill(table, thread, threads);
+          });
       return code;
     });
   };
@@ -509,7 +552,8 @@ void HostDevice::fill_kernels() {
     if (!is_current("launch_shared_reduce")) return CudaCode::InvalidValue;
     enqueued.emplace_back("launch_shared_reduce");
     enqueue(stream, "launch_shared_reduce", use_of(job),
-            [job, inputs = std::vector(job.inputs.begin(), job.inputs.end()), outputs = std::vector(job.outputs.begin(), job.outputs.end()),
+            [job, inputs = std::vector(job.inputs.begin(), job.inputs.end()),
+             outputs = std::vector(job.outputs.begin(), job.outputs.end()),
              counts = std::vector(job.counts.begin(), job.counts.end())] {
               ReduceJob kept = job;
               kept.inputs = inputs;
@@ -660,7 +704,8 @@ void HostDevice::fill_memory() {
     enqueued.emplace_back("cudaMemcpyAsync");
     look_at_pinned(to, bytes);
     look_at_pinned(from, bytes);
-    enqueue(stream, "cudaMemcpyAsync", {.reads = {{from, bytes}}, .writes = {{to, bytes}}, .reads_results = true},
+    enqueue(stream, "cudaMemcpyAsync",
+            {.reads = {{from, bytes}}, .writes = {{to, bytes}}, .reads_results = true},
             [=] { std::memcpy(to, from, bytes); });
     return code;
   };
@@ -671,7 +716,8 @@ void HostDevice::look_at_pinned(const void* memory, std::size_t bytes) {
   const auto* begin = static_cast<const std::byte*>(memory);
   for (const auto& [at, size] : pinned) {
     const bool touches = begin < at + size && at < begin + bytes;
-    if (touches && (begin < at || begin + bytes > at + size)) cluster_.note("cudaMemcpyAsync of memory that is registered in part");
+    if (touches && (begin < at || begin + bytes > at + size))
+      cluster_.note("cudaMemcpyAsync of memory that is registered in part");
   }
 }
 
@@ -697,19 +743,23 @@ void HostDevice::fill_host_memory() {
     if (code != CudaCode::Success) return code;
     auto* const begin = static_cast<std::byte*>(memory);
     for (const auto& [at, size] : pinned)
-      if (begin < at + size && at < begin + bytes) cluster_.note("cudaHostRegister of memory that is registered");
+      if (begin < at + size && at < begin + bytes)
+        cluster_.note("cudaHostRegister of memory that is registered");
     pinned[begin] = bytes;
-    cluster_.order().watch(begin, bytes, "host memory that rank " + std::to_string(index_) + " has registered");
+    cluster_.order().watch(begin, bytes,
+                           "host memory that rank " + std::to_string(index_) + " has registered");
     return code;
   };
   table_.host_unregister = [this](void* memory) {
-    if (pinned.erase(static_cast<std::byte*>(memory)) != 1) cluster_.note("cudaHostUnregister of something unknown");
+    if (pinned.erase(static_cast<std::byte*>(memory)) != 1)
+      cluster_.note("cudaHostUnregister of something unknown");
     cluster_.order().free(memory, "cudaHostUnregister on rank " + std::to_string(index_));
     cluster_.order().forget(memory);
     return enter<CudaCode>("cudaHostUnregister");
   };
   table_.host_device_pointer = [this](void** address, void* memory) {
-    if (!pinned.contains(static_cast<std::byte*>(memory))) cluster_.note("cudaHostGetDevicePointer of something unknown");
+    if (!pinned.contains(static_cast<std::byte*>(memory)))
+      cluster_.note("cudaHostGetDevicePointer of something unknown");
     *address = memory;
     return enter<CudaCode>("cudaHostGetDevicePointer");
   };
@@ -718,7 +768,8 @@ void HostDevice::fill_host_memory() {
 void HostDevice::fill_sharing() {
   table_.ipc_get_memory = [this](IpcHandle* handle, void* memory) {
     const CudaCode code = enter<CudaCode>("cudaIpcGetMemHandle");
-    if (!memory_.contains(memory)) cluster_.note("cudaIpcGetMemHandle of memory that is not from cudaMalloc");
+    if (!memory_.contains(memory))
+      cluster_.note("cudaIpcGetMemHandle of memory that is not from cudaMalloc");
     if (code == CudaCode::Success) *handle = cluster_.publish(index_, memory);
     return code;
   };
@@ -747,7 +798,8 @@ void HostDevice::fill_sharing() {
   table_.ipc_get_event = [this](IpcHandle* handle, CudaEvent* event) {
     const CudaCode code = enter<CudaCode>("cudaIpcGetEventHandle");
     Event* found = known(event);
-    if (!found->interprocess) cluster_.note("cudaIpcGetEventHandle of an event that is not for other processes");
+    if (!found->interprocess)
+      cluster_.note("cudaIpcGetEventHandle of an event that is not for other processes");
     if (code == CudaCode::Success) *handle = cluster_.publish(index_, found->shared);
     return code;
   };
@@ -777,7 +829,8 @@ bool HostDevice::take_memory(void** memory, std::size_t bytes, const char* call)
   *memory = made.data();
   memory_.emplace(*memory, std::move(made));
   cluster_.order().watch(*memory, bytes,
-                         "what " + std::string(call) + " " + std::to_string(calls(call)) + " on rank " + std::to_string(index_) + " gave");
+                         "what " + std::string(call) + " " + std::to_string(calls(call)) +
+                             " on rank " + std::to_string(index_) + " gave");
   return true;
 }
 
@@ -785,7 +838,8 @@ void HostDevice::give_memory(void* memory, const char* call) {
   for (auto& comm : comms_) {
     const auto place = comm->places.find(static_cast<const std::byte*>(memory));
     if (place == comm->places.end()) continue;
-    if (!comm->aborted && registrations_.contains(place->second.handle)) cluster_.note(std::string(call) + " of registered memory");
+    if (!comm->aborted && registrations_.contains(place->second.handle))
+      cluster_.note(std::string(call) + " of registered memory");
     comm->places.erase(place);
   }
   const auto found = memory_.find(memory);
@@ -807,7 +861,8 @@ void HostDevice::fill_nccl() {
     if (code == NcclCode::Success) *id = cluster_.new_id();
     return code;
   };
-  table_.comm_init_rank = [this](NcclComm** comm, int ranks, const NcclUniqueId& id, int rank, bool blocking, const char* name) {
+  table_.comm_init_rank = [this](NcclComm** comm, int ranks, const NcclUniqueId& id, int rank,
+                                 bool blocking, const char* name) {
     const NcclCode code = enter<NcclCode>("ncclCommInitRankConfig");
     if (code != NcclCode::Success) return code;
     if (current() != index_) cluster_.note("a communicator on the wrong device");
@@ -838,11 +893,14 @@ void HostDevice::fill_nccl() {
   fill_registration();
   fill_collectives();
   fill_operations();
-  table_.nccl_error = [](NcclCode code, NcclComm*) { return "host NCCL says " + std::to_string(static_cast<int>(code)); };
+  table_.nccl_error = [](NcclCode code, NcclComm*) {
+    return "host NCCL says " + std::to_string(static_cast<int>(code));
+  };
 }
 
 void HostDevice::fill_registration() {
-  table_.comm_register = [this](NcclComm* comm, void* memory, std::size_t bytes, void** registration) {
+  table_.comm_register = [this](NcclComm* comm, void* memory, std::size_t bytes,
+                                void** registration) {
     return register_buffer(known(comm, "ncclCommRegister"), memory, bytes, registration);
   };
   table_.window_register = [this](NcclComm* comm, void* memory, std::size_t bytes, void** window) {
@@ -850,15 +908,18 @@ void HostDevice::fill_registration() {
   };
   table_.window_deregister = [this](NcclComm* comm, void* window) {
     Comm* found = known(comm, "ncclCommWindowDeregister");
-    if (registrations_.erase(window) != 1) cluster_.note("ncclCommWindowDeregister of something unknown");
+    if (registrations_.erase(window) != 1)
+      cluster_.note("ncclCommWindowDeregister of something unknown");
     const auto place =
-        std::find_if(found->places.begin(), found->places.end(), [&](const auto& entry) { return entry.second.handle == window; });
+        std::find_if(found->places.begin(), found->places.end(),
+                     [&](const auto& entry) { return entry.second.handle == window; });
     if (place != found->places.end()) found->places.erase(place);
     return enter<NcclCode>("ncclCommWindowDeregister");
   };
   table_.comm_deregister = [this](NcclComm* comm, void* registration) {
     known(comm, "ncclCommDeregister");
-    if (registrations_.erase(registration) != 1) cluster_.note("ncclCommDeregister of something unknown");
+    if (registrations_.erase(registration) != 1)
+      cluster_.note("ncclCommDeregister of something unknown");
     return enter<NcclCode>("ncclCommDeregister");
   };
   table_.mem_alloc = [this](void** memory, std::size_t bytes) { return allocate(memory, bytes); };
@@ -879,7 +940,8 @@ void HostDevice::fill_operations() {
   };
   table_.op_destroy = [this](NcclOp op, NcclComm* handle) {
     Comm* comm = known(handle, "ncclRedOpDestroy");
-    if (comm->operators.erase(static_cast<int>(op)) != 1) cluster_.note("ncclRedOpDestroy of something unknown");
+    if (comm->operators.erase(static_cast<int>(op)) != 1)
+      cluster_.note("ncclRedOpDestroy of something unknown");
     return enter<NcclCode>("ncclRedOpDestroy");
   };
 }
@@ -891,29 +953,35 @@ void HostDevice::fill_collectives() {
     return code;
   };
   table_.group_end = [this] { return end_group(); };
-  table_.all_reduce = [this](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm,
-                             CudaStream* stream) {
-    return collective({"ncclAllReduce", send, receive, count, type, static_cast<int>(op)}, comm, stream);
+  table_.all_reduce = [this](const void* send, void* receive, std::size_t count, NcclType type,
+                             NcclOp op, NcclComm* comm, CudaStream* stream) {
+    return collective({"ncclAllReduce", send, receive, count, type, static_cast<int>(op)}, comm,
+                      stream);
   };
-  table_.broadcast = [this](const void* send, void* receive, std::size_t count, NcclType type, int root, NcclComm* comm,
-                            CudaStream* stream) {
+  table_.broadcast = [this](const void* send, void* receive, std::size_t count, NcclType type,
+                            int root, NcclComm* comm, CudaStream* stream) {
     return collective({"ncclBroadcast", send, receive, count, type, root}, comm, stream);
   };
-  table_.all_gather = [this](const void* send, void* receive, std::size_t count, NcclType type, NcclComm* comm, CudaStream* stream) {
+  table_.all_gather = [this](const void* send, void* receive, std::size_t count, NcclType type,
+                             NcclComm* comm, CudaStream* stream) {
     return collective({"ncclAllGather", send, receive, count, type, 0}, comm, stream);
   };
-  table_.reduce = [this](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, int root, NcclComm* comm,
-                         CudaStream* stream) {
-    return collective({"ncclReduce", send, receive, count, type, static_cast<int>(op), root}, comm, stream);
+  table_.reduce = [this](const void* send, void* receive, std::size_t count, NcclType type,
+                         NcclOp op, int root, NcclComm* comm, CudaStream* stream) {
+    return collective({"ncclReduce", send, receive, count, type, static_cast<int>(op), root}, comm,
+                      stream);
   };
-  table_.reduce_scatter = [this](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op, NcclComm* comm,
-                                 CudaStream* stream) {
-    return collective({"ncclReduceScatter", send, receive, count, type, static_cast<int>(op)}, comm, stream);
+  table_.reduce_scatter = [this](const void* send, void* receive, std::size_t count, NcclType type,
+                                 NcclOp op, NcclComm* comm, CudaStream* stream) {
+    return collective({"ncclReduceScatter", send, receive, count, type, static_cast<int>(op)}, comm,
+                      stream);
   };
-  table_.send = [this](const void* send, std::size_t count, NcclType type, int to, NcclComm* comm, CudaStream* stream) {
+  table_.send = [this](const void* send, std::size_t count, NcclType type, int to, NcclComm* comm,
+                       CudaStream* stream) {
     return message({"ncclSend", send, nullptr, count, type}, true, to, comm, stream);
   };
-  table_.receive = [this](void* receive, std::size_t count, NcclType type, int from, NcclComm* comm, CudaStream* stream) {
+  table_.receive = [this](void* receive, std::size_t count, NcclType type, int from, NcclComm* comm,
+                          CudaStream* stream) {
     return message({"ncclRecv", nullptr, receive, count, type}, false, from, comm, stream);
   };
 }

@@ -1,9 +1,11 @@
 #pragma once
-/// An GpuApi over host memory, for testing what the NCCL backend does with NCCL and CUDA on a machine that has neither.
-/// One HostCluster per test; one HostDevice per rank, used by that rank's thread only. Streams are queues whose operations run when an
-/// event is asked, in an order that a schedule chooses (host_streams.h), so what is not ordered by stream and events goes wrong here as it
-/// would there; and where the data happen to be right, the clocks say so (happens_before.h). Collectives meet in the cluster and really
-/// compute. Memory is poison until it is written. Any call can be made to fail, by its name; every handle is counted; misuse is noted.
+/// An GpuApi over host memory, for testing what the NCCL backend does with NCCL and CUDA on a
+/// machine that has neither. One HostCluster per test; one HostDevice per rank, used by that rank's
+/// thread only. Streams are queues whose operations run when an event is asked, in an order that a
+/// schedule chooses (host_streams.h), so what is not ordered by stream and events goes wrong here
+/// as it would there; and where the data happen to be right, the clocks say so (happens_before.h).
+/// Collectives meet in the cluster and really compute. Memory is poison until it is written. Any
+/// call can be made to fail, by its name; every handle is counted; misuse is noted.
 
 #include <atomic>
 #include <cstdint>
@@ -30,21 +32,25 @@ class HostDevice {
 
  public:
   /// How the device behaves; set before use.
-  Schedule& schedule = streams_.schedule;           ///< when operations run
-  int& delay = streams_.delay;                      ///< an operation lets up to so many queries pass before it runs
-  int settle_polls = 0;                             ///< so many polls say InProgress after each NCCL call on a non-blocking communicator
+  Schedule& schedule = streams_.schedule;  ///< when operations run
+  int& delay = streams_.delay;  ///< an operation lets up to so many queries pass before it runs
+  int settle_polls =
+      0;  ///< so many polls say InProgress after each NCCL call on a non-blocking communicator
   std::size_t memory_bytes = std::size_t{1} << 40;  ///< what mem_alloc has to give
-  std::size_t registration_bytes = 0;               ///< what a window or a registration takes of the memory besides
-  int nccl_version = 22907;                         ///< what ncclGetVersion says
-  bool no_windows = false;                          ///< NCCL has no use for any: their handles are null
-  bool windows_say_in_progress = false;             ///< as NCCL 2.27 says it; 2.28 says Success, and is not done either
-  bool ipc = true;                                  ///< cudaDevAttrIpcEventSupport
-  bool multicast = false;                           ///< CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
-  int capability = 80;                              ///< of each device
-  int devices = 1;                                  ///< what cudaGetDeviceCount says
-  int async_error_after = -1;                       ///< polls of ncclCommGetAsyncError until it reports `async_error`
+  std::size_t registration_bytes =
+      0;                     ///< what a window or a registration takes of the memory besides
+  int nccl_version = 22907;  ///< what ncclGetVersion says
+  bool no_windows = false;   ///< NCCL has no use for any: their handles are null
+  bool windows_say_in_progress =
+      false;                   ///< as NCCL 2.27 says it; 2.28 says Success, and is not done either
+  bool ipc = true;             ///< cudaDevAttrIpcEventSupport
+  bool multicast = false;      ///< CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
+  int capability = 80;         ///< of each device
+  int devices = 1;             ///< what cudaGetDeviceCount says
+  int async_error_after = -1;  ///< polls of ncclCommGetAsyncError until it reports `async_error`
   NcclCode async_error = NcclCode::RemoteError;
-  /// What each byte is where an aborted collective would have written: NaN, unless a test wants what looks like a result.
+  /// What each byte is where an aborted collective would have written: NaN, unless a test wants
+  /// what looks like a result.
   std::uint8_t aborted_byte = 0xff;
 
   HostDevice(HostCluster& cluster, int index);
@@ -59,11 +65,14 @@ class HostDevice {
   void lack_operations() { table_.op_create = nullptr, table_.op_destroy = nullptr; }
 
   /// The nth call (from 1) of that name fails, once.
-  void fail_call(const std::string& name, int code, int nth = 1) { failures_[name] = {code, calls(name) + nth}; }
+  void fail_call(const std::string& name, int code, int nth = 1) {
+    failures_[name] = {code, calls(name) + nth};
+  }
   bool fail_pending(const std::string& name) const { return failures_.contains(name); }
 
   int calls(const std::string& name) const;
-  /// The calls that enqueue something, in order: "cudaStreamWaitEvent", "launch_batched_copy", "ncclAllReduce"...
+  /// The calls that enqueue something, in order: "cudaStreamWaitEvent", "launch_batched_copy",
+  /// "ncclAllReduce"...
   std::vector<std::string> enqueued;
   /// Each launch_batched_copy.
   struct Launch {
@@ -86,17 +95,20 @@ class HostDevice {
   /// "", or what was made and not let go.
   std::string leaks() const;
 
-  /// An event of the user's, which happens when asked `queries` times for progress; `before` runs just before that.
+  /// An event of the user's, which happens when asked `queries` times for progress; `before` runs
+  /// just before that.
   void* user_event(int queries, std::function<void()> before);
   /// One that happens once the gate is open. The gate outlives it.
   void* user_event(const std::atomic<bool>& gate);
 
-  int current_device = 0;                    ///< what threads begin with
-  int& current();                            ///< the calling thread's, as cudaSetDevice has left it
-  std::map<std::byte*, std::size_t> pinned;  ///< registered host memory: where it begins, and its bytes
-  std::set<int> contexts;                    ///< the devices on which some call has made a context
-  bool users = false;                        ///< the calls are the user's own: none of them is left out
-  bool capturing = false;                    ///< somebody captures a CUDA graph, in the mode that all threads' calls can break
+  int current_device = 0;  ///< what threads begin with
+  int& current();          ///< the calling thread's, as cudaSetDevice has left it
+  std::map<std::byte*, std::size_t>
+      pinned;              ///< registered host memory: where it begins, and its bytes
+  std::set<int> contexts;  ///< the devices on which some call has made a context
+  bool users = false;      ///< the calls are the user's own: none of them is left out
+  bool capturing =
+      false;  ///< somebody captures a CUDA graph, in the mode that all threads' calls can break
 
  private:
   struct Event;
@@ -115,12 +127,15 @@ class HostDevice {
   Comm* known(NcclComm* comm, const char* call, bool may_be_busy = false);
 
   bool is_left_out(Omissions::Kind kind, const std::string& call);
-  void enqueue(CudaStream* stream, const std::string& call, UseOfMemory use, std::function<void()> work);
+  void enqueue(CudaStream* stream, const std::string& call, UseOfMemory use,
+               std::function<void()> work);
   void pump(const Event& asked);
   /// One collective of a communicator, or of the open group.
-  NcclCode collective(const Contribution& contribution, NcclComm* handle, CudaStream* stream_handle);
+  NcclCode collective(const Contribution& contribution, NcclComm* handle,
+                      CudaStream* stream_handle);
   /// One side of a message.
-  NcclCode message(const Contribution& contribution, bool sends, int peer, NcclComm* handle, CudaStream* stream_handle);
+  NcclCode message(const Contribution& contribution, bool sends, int peer, NcclComm* handle,
+                   CudaStream* stream_handle);
   NcclCode issue_or_group(Comm* comm);
   NcclCode issue(Comm* comm);
   void enqueue_issued(Comm* comm);
@@ -129,8 +144,8 @@ class HostDevice {
   NcclCode register_buffer(Comm* comm, void* memory, std::size_t bytes, void** registration);
   NcclCode register_window(Comm* comm, void* memory, std::size_t bytes, void** window);
   void finish_window(Comm* comm);
-  /// Before a collective or message of `comm` is at work, and when it is not any more. NCCL wants those of several communicators in an
-  /// order.
+  /// Before a collective or message of `comm` is at work, and when it is not any more. NCCL wants
+  /// those of several communicators in an order.
   void begin_work(Comm* comm);
   UseOfMemory use_of_call(const Comm& comm, const Contribution& contribution) const;
   void spoil(const Comm& comm, const Contribution& contribution) const;
@@ -155,7 +170,7 @@ class HostDevice {
   GpuApi table_;
   std::map<std::thread::id, int> current_;
   std::map<std::thread::id, std::vector<int>> pushed_;  ///< the devices that were current before
-  std::map<std::thread::id, CaptureMode> modes_;        ///< those that are not what threads begin with
+  std::map<std::thread::id, CaptureMode> modes_;  ///< those that are not what threads begin with
   std::map<std::string, int> calls_;
   std::map<std::string, std::pair<int, int>> failures_;  ///< code, number of the call
   std::vector<std::unique_ptr<Event>> events_;

@@ -8,9 +8,11 @@
 namespace hvd::gpu::test {
 
 CudaCode reduce_job_on_host(const ReduceJob& job) {
-  if (!reduce_supported(job.dtype, job.op) || job.ins < 1 || job.ins > kMostSharers || job.outs < 1 || job.outs > kMostSharers)
+  if (!reduce_supported(job.dtype, job.op) || job.ins < 1 || job.ins > kMostSharers ||
+      job.outs < 1 || job.outs > kMostSharers)
     return CudaCode::InvalidValue;
-  const kernels::Reduction reduction{job.dtype, job.op, job.prescale, job.postscale, job.divisor, job.dtype};
+  const kernels::Reduction reduction{job.dtype,     job.op,      job.prescale,
+                                     job.postscale, job.divisor, job.dtype};
   const auto ins = static_cast<std::size_t>(job.ins), outs = static_cast<std::size_t>(job.outs);
   for (std::size_t item = 0; item < job.counts.size(); ++item) {
     if (job.counts[item] <= 0) continue;

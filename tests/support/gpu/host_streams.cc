@@ -15,7 +15,8 @@ constexpr int kPatience = 10;
 }  // namespace
 
 std::string text_of(const Schedule& schedule) {
-  return std::string(kNames.at(static_cast<std::size_t>(schedule.kind))) + ":" + std::to_string(schedule.seed);
+  return std::string(kNames.at(static_cast<std::size_t>(schedule.kind))) + ":" +
+         std::to_string(schedule.seed);
 }
 
 Schedule schedule_of(const std::string& text) {
@@ -46,7 +47,10 @@ struct HostStreams::Stream {
 };
 
 HostStreams::HostStreams(HostCluster& cluster, int index)
-    : schedule(schedule_of_environment()), cluster_(cluster), index_(index), random_(static_cast<unsigned>(index) + 1) {}
+    : schedule(schedule_of_environment()),
+      cluster_(cluster),
+      index_(index),
+      random_(static_cast<unsigned>(index) + 1) {}
 
 HostStreams::~HostStreams() = default;
 
@@ -85,7 +89,8 @@ void HostStreams::enqueue(Stream* stream, StreamOperation operation) {
 }
 
 HostStreams::Stream* HostStreams::starved() const {
-  const auto number = static_cast<int>(schedule.seed % static_cast<std::uint64_t>(std::max(created_, 1)));
+  const auto number =
+      static_cast<int>(schedule.seed % static_cast<std::uint64_t>(std::max(created_, 1)));
   for (const auto& stream : streams_)
     if (stream->number == number) return stream.get();
   return nullptr;
@@ -127,9 +132,14 @@ void HostStreams::run_some() {
   }
 }
 
-bool HostStreams::run_towards(const std::shared_ptr<HostCluster::SharedEvent>& event, std::uint64_t turn, int depth) {
-  const auto makes_it = [&](const Queued& queued) { return queued.records == event && queued.turn >= turn; };
-  const auto has_it = [&](const auto& stream) { return std::any_of(stream->operations.begin(), stream->operations.end(), makes_it); };
+bool HostStreams::run_towards(const std::shared_ptr<HostCluster::SharedEvent>& event,
+                              std::uint64_t turn, int depth) {
+  const auto makes_it = [&](const Queued& queued) {
+    return queued.records == event && queued.turn >= turn;
+  };
+  const auto has_it = [&](const auto& stream) {
+    return std::any_of(stream->operations.begin(), stream->operations.end(), makes_it);
+  };
   const auto stream = std::find_if(streams_.begin(), streams_.end(), has_it);
   if (stream == streams_.end() || depth > 64) return false;
   bool moved = false;
@@ -145,7 +155,8 @@ bool HostStreams::run_towards(const std::shared_ptr<HostCluster::SharedEvent>& e
 
 void HostStreams::run_delayed() {
   for (auto& stream : streams_)
-    while (!stream->operations.empty() && stream->operations.front().delay-- <= 0 && step(*stream)) continue;
+    while (!stream->operations.empty() && stream->operations.front().delay-- <= 0 && step(*stream))
+      continue;
 }
 
 void HostStreams::pump(const std::shared_ptr<HostCluster::SharedEvent>& asked, std::uint64_t turn) {

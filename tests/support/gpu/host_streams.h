@@ -1,7 +1,8 @@
 #pragma once
-/// Holds the streams of a virtual GPU: queues of operations, and when each of them runs. Operations run inside the calls of the device's
-/// owner, mostly its queries, in an order that the schedule chooses among what CUDA allows. Each stream has a clock (happens_before.h). One
-/// thread at a time.
+/// Holds the streams of a virtual GPU: queues of operations, and when each of them runs. Operations
+/// run inside the calls of the device's owner, mostly its queries, in an order that the schedule
+/// chooses among what CUDA allows. Each stream has a clock (happens_before.h). One thread at a
+/// time.
 
 #include <cstdint>
 #include <deque>
@@ -19,7 +20,8 @@ namespace hvd::gpu::test {
 /// Is put on a stream.
 struct StreamOperation {
   UseOfMemory use = {};
-  /// Does it and returns true, or false: not yet. `clock`: the stream's; what the operation comes to know of others joins it.
+  /// Does it and returns true, or false: not yet. `clock`: the stream's; what the operation comes
+  /// to know of others joins it.
   std::function<bool(Clock& clock)> run;
   std::shared_ptr<HostCluster::SharedEvent> records = {};  ///< of the turn
   std::shared_ptr<HostCluster::SharedEvent> awaits = {};   ///< likewise
@@ -48,7 +50,8 @@ class HostStreams {
   [[nodiscard]] std::string name_of(const Stream* stream) const;
 
   void enqueue(Stream* stream, StreamOperation operation);
-  /// Runs what the schedule lets run when somebody asks whether a turn of an event has happened; null: nobody asks for any.
+  /// Runs what the schedule lets run when somebody asks whether a turn of an event has happened;
+  /// null: nobody asks for any.
   void pump(const std::shared_ptr<HostCluster::SharedEvent>& asked, std::uint64_t turn);
 
  private:
@@ -58,7 +61,8 @@ class HostStreams {
   bool run_each_once();
   void run_some();
   /// Runs what the event waits for, as far as it can; returns whether anything has run.
-  bool run_towards(const std::shared_ptr<HostCluster::SharedEvent>& event, std::uint64_t turn, int depth);
+  bool run_towards(const std::shared_ptr<HostCluster::SharedEvent>& event, std::uint64_t turn,
+                   int depth);
   void run_delayed();
   [[nodiscard]] Stream* starved() const;
 

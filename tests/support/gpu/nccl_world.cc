@@ -22,7 +22,8 @@ void expect(bool condition, const std::string& what) {
 }
 
 std::vector<std::byte> encoded(DataType dtype, const std::vector<double>& numbers) {
-  if (is_complex(dtype)) return encoded(dtype == DataType::Complex64 ? DataType::Float32 : DataType::Float64, numbers);
+  if (is_complex(dtype))
+    return encoded(dtype == DataType::Complex64 ? DataType::Float32 : DataType::Float64, numbers);
   std::vector<std::byte> bytes(numbers.size() * element_bytes(dtype));
   with_host_type(dtype, [&](auto tag) {
     using T = typename decltype(tag)::Native;
@@ -35,7 +36,8 @@ std::vector<std::byte> encoded(DataType dtype, const std::vector<double>& number
 }
 
 std::vector<double> decoded(DataType dtype, const std::vector<std::byte>& bytes) {
-  if (is_complex(dtype)) return decoded(dtype == DataType::Complex64 ? DataType::Float32 : DataType::Float64, bytes);
+  if (is_complex(dtype))
+    return decoded(dtype == DataType::Complex64 ? DataType::Float32 : DataType::Float64, bytes);
   std::vector<double> numbers(bytes.size() / element_bytes(dtype));
   with_host_type(dtype, [&](auto tag) {
     using T = typename decltype(tag)::Native;
@@ -48,7 +50,9 @@ std::vector<double> decoded(DataType dtype, const std::vector<std::byte>& bytes)
   return numbers;
 }
 
-std::vector<std::byte> IdExchange::give(int rank, const ProcessSetInfo& set, std::vector<std::byte> mine, const std::atomic<bool>* failed,
+std::vector<std::byte> IdExchange::give(int rank, const ProcessSetInfo& set,
+                                        std::vector<std::byte> mine,
+                                        const std::atomic<bool>* failed,
                                         const std::function<void()>& pause) {
   std::unique_lock lock(mutex_);
   auto& given = given_[set.ranks];
@@ -56,7 +60,8 @@ std::vector<std::byte> IdExchange::give(int rank, const ProcessSetInfo& set, std
   arrived_.notify_all();
   const std::size_t turn = turns_[{rank, set.ranks}]++;
   while (given.size() <= turn) {
-    if (failed != nullptr && *failed) throw std::runtime_error("the world failed during the exchange");
+    if (failed != nullptr && *failed)
+      throw std::runtime_error("the world failed during the exchange");
     if (!pause) arrived_.wait_for(lock, std::chrono::milliseconds(10));
     if (!pause) continue;
     lock.unlock();
@@ -114,10 +119,12 @@ void Rank::finish(Execution& execution) const {
 
 World::World(int ranks) {
   const FileDescriptor page(::memfd_create("abort word", MFD_CLOEXEC));
-  if (::ftruncate(page.get(), AbortMark::kSharedBytes) != 0) throw std::runtime_error("no memory for the abort word");
+  if (::ftruncate(page.get(), AbortMark::kSharedBytes) != 0)
+    throw std::runtime_error("no memory for the abort word");
   for (int rank = 0; rank < ranks; ++rank) {
     devices.push_back(std::make_unique<HostDevice>(cluster, rank));
-    abort_pages_.push_back(std::make_unique<Mapping>(FileDescriptor(::dup(page.get())), AbortMark::kSharedBytes));
+    abort_pages_.push_back(
+        std::make_unique<Mapping>(FileDescriptor(::dup(page.get())), AbortMark::kSharedBytes));
   }
 }
 
@@ -150,7 +157,8 @@ void World::run(const std::function<void(Rank&)>& body) {
     if (!changed.wait_for(lock, std::chrono::seconds(kSeconds), all)) {
       for (std::size_t rank = 0; rank < ranks; ++rank) {
         if (!ended[rank])
-          std::fprintf(stderr, "watchdog: rank %zu of %zu still runs after %d s %s\n", rank, ranks, kSeconds, title.c_str());
+          std::fprintf(stderr, "watchdog: rank %zu of %zu still runs after %d s %s\n", rank, ranks,
+                       kSeconds, title.c_str());
       }
       std::abort();
     }
@@ -176,7 +184,8 @@ ProcessSetInfo World::everyone(int rank) const {
 }
 
 std::uint32_t* World::abort_word(int rank) const {
-  return reinterpret_cast<std::uint32_t*>(abort_pages_[static_cast<std::size_t>(rank)]->bytes().data());
+  return reinterpret_cast<std::uint32_t*>(
+      abort_pages_[static_cast<std::size_t>(rank)]->bytes().data());
 }
 
 void World::set_schedule(const Schedule& schedule) {
@@ -184,7 +193,8 @@ void World::set_schedule(const Schedule& schedule) {
   cluster.order().one_host = false;
   for (std::size_t rank = 0; rank < devices.size(); ++rank) {
     devices[rank]->schedule = schedule;
-    tables_.push_back(taking_turns(devices[rank]->table(), [this, rank] { pass(static_cast<int>(rank)); }));
+    tables_.push_back(
+        taking_turns(devices[rank]->table(), [this, rank] { pass(static_cast<int>(rank)); }));
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Ranks as threads, each with an NCCL backend on its own host device; and tensors for them. A world that does not end within
-/// 20 s ends the program and says which ranks were still running.
+/// Ranks as threads, each with an NCCL backend on its own host device; and tensors for them. A
+/// world that does not end within 20 s ends the program and says which ranks were still running.
 
 #include <atomic>
 #include <condition_variable>
@@ -45,11 +45,13 @@ struct Tensor {
 
 class World;
 
-/// How the first rank of a set gives its bytes to the others. A set comes here several times, once for each of its communicators.
+/// How the first rank of a set gives its bytes to the others. A set comes here several times, once
+/// for each of its communicators.
 class IdExchange {
  public:
   /// `failed` ends the wait; `pause` is called while there is nothing yet.
-  std::vector<std::byte> give(int rank, const ProcessSetInfo& set, std::vector<std::byte> mine, const std::atomic<bool>* failed = nullptr,
+  std::vector<std::byte> give(int rank, const ProcessSetInfo& set, std::vector<std::byte> mine,
+                              const std::atomic<bool>* failed = nullptr,
                               const std::function<void()>& pause = {});
 
  private:
@@ -71,7 +73,9 @@ struct Rank {
   static Batch batch(const BatchTraits& traits, std::vector<Tensor>& tensors);
   /// As the engine drives it: until done, or until another rank has failed.
   void finish(Execution& execution) const;
-  void run(const BatchTraits& traits, std::vector<Tensor>& tensors) const { finish(*backend->launch(batch(traits, tensors))); }
+  void run(const BatchTraits& traits, std::vector<Tensor>& tensors) const {
+    finish(*backend->launch(batch(traits, tensors)));
+  }
 };
 
 class World {
@@ -97,13 +101,14 @@ class World {
   /// What the rank's backend calls.
   [[nodiscard]] const GpuApi& table(int rank) const;
 
-  /// Calls `body` on a thread per rank and waits for them; rethrows what the first of them threw. Backends are gone afterwards, and nothing
-  /// may have leaked or been misused.
+  /// Calls `body` on a thread per rank and waits for them; rethrows what the first of them threw.
+  /// Backends are gone afterwards, and nothing may have leaked or been misused.
   void run(const std::function<void(Rank&)>& body);
 
   ProcessSetInfo everyone(int rank) const;
 
-  /// In memory that the ranks share, where the rank has it mapped: each at an address of its own, as processes do.
+  /// In memory that the ranks share, where the rank has it mapped: each at an address of its own,
+  /// as processes do.
   [[nodiscard]] std::uint32_t* abort_word(int rank) const;
 
  private:

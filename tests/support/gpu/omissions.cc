@@ -48,7 +48,8 @@ std::string Omissions::place() const {
 }
 
 const char* name_of(Omissions::Kind kind) {
-  constexpr std::array kNames{"cudaStreamWaitEvent", "cudaEventRecord", "device guard", "capture guard"};
+  constexpr std::array kNames{"cudaStreamWaitEvent", "cudaEventRecord", "device guard",
+                              "capture guard"};
   return kNames.at(static_cast<std::size_t>(kind));
 }
 

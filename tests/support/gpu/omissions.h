@@ -1,6 +1,6 @@
 #pragma once
-/// Leaves out one call of a kind, by its number among those of a rank: whoever counts on it must be found out. It says where the call was.
-/// Any thread.
+/// Leaves out one call of a kind, by its number among those of a rank: whoever counts on it must be
+/// found out. It says where the call was. Any thread.
 
 #include <cstdint>
 #include <map>

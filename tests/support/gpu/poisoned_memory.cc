@@ -19,7 +19,8 @@ int poison_file() {
   static const int file = [] {
     const int made = memfd_create("poison", MFD_CLOEXEC);
     const std::vector<std::uint8_t> poison(kChunk, PoisonedMemory::kByte);
-    if (made < 0 || write(made, poison.data(), kChunk) != static_cast<ssize_t>(kChunk)) throw std::bad_alloc();
+    if (made < 0 || write(made, poison.data(), kChunk) != static_cast<ssize_t>(kChunk))
+      throw std::bad_alloc();
     return made;
   }();
   return file;
@@ -33,13 +34,15 @@ std::size_t in_whole_pages(std::size_t bytes) {
 }  // namespace
 
 PoisonedMemory::PoisonedMemory(std::size_t bytes) : bytes_(bytes) {
-  void* const made = mmap(nullptr, in_whole_pages(bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const made = mmap(nullptr, in_whole_pages(bytes), PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (made == MAP_FAILED) throw std::bad_alloc();
   data_ = made;
   poison();
 }
 
-PoisonedMemory::PoisonedMemory(PoisonedMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
+PoisonedMemory::PoisonedMemory(PoisonedMemory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
 
 PoisonedMemory::~PoisonedMemory() {
   if (data_ != nullptr) munmap(data_, in_whole_pages(bytes_));
@@ -50,7 +53,9 @@ void PoisonedMemory::poison() {
   const std::size_t whole = in_whole_pages(bytes_);
   for (std::size_t at = 0; at < whole; at += kChunk) {
     const std::size_t piece = std::min(kChunk, whole - at);
-    if (mmap(begin + at, piece, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, poison_file(), 0) == MAP_FAILED) throw std::bad_alloc();
+    if (mmap(begin + at, piece, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, poison_file(),
+             0) == MAP_FAILED)
+      throw std::bad_alloc();
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-/// Is memory of a virtual GPU: every byte of it is poison until somebody writes it, and costs nothing until then. Linux.
+/// Is memory of a virtual GPU: every byte of it is poison until somebody writes it, and costs
+/// nothing until then. Linux.
 
 #include <cstddef>
 #include <cstdint>

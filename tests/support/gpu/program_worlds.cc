@@ -40,7 +40,8 @@ void meet(const Common& common, const Rank& self) {
   HappensBefore& order = common.world.cluster.order();
   order.tell(&common.arrived);
   const int round = common.arrived++ / common.program.ranks + 1;
-  while (common.arrived < round * common.program.ranks && !common.world.failed) common.world.pass(self.rank);
+  while (common.arrived < round * common.program.ranks && !common.world.failed)
+    common.world.pass(self.rank);
   order.hear(&common.arrived);
 }
 
@@ -57,14 +58,17 @@ Batch batch_of(std::size_t step, const BatchTraits& traits, std::vector<BatchMem
 class NcclDriver final : public ProgramDriver {
  public:
   NcclDriver(const Common& common, Rank& self) : common_(common), self_(self) {}
-  std::unique_ptr<Execution> launch(std::size_t step, const BatchTraits& traits, std::vector<BatchMember> members) override {
+  std::unique_ptr<Execution> launch(std::size_t step, const BatchTraits& traits,
+                                    std::vector<BatchMember> members) override {
     return self_.backend->launch(batch_of(step, traits, std::move(members)));
   }
   Progress advance(std::size_t /*step*/, Execution& execution) override {
     require_alive(common_, *self_.backend);
     return execution.advance();
   }
-  std::shared_ptr<void> allocate(const BatchTraits& traits, std::size_t bytes) override { return self_.backend->allocate(traits, bytes); }
+  std::shared_ptr<void> allocate(const BatchTraits& traits, std::size_t bytes) override {
+    return self_.backend->allocate(traits, bytes);
+  }
   bool abandon() override {
     meet(common_, self_);
     return self_.backend->abort();
@@ -76,11 +80,14 @@ class NcclDriver final : public ProgramDriver {
   Rank& self_;
 };
 
-/// What ranks of a domain have in common on the host: the board, and what they tell each other of their tensors.
+/// What ranks of a domain have in common on the host: the board, and what they tell each other of
+/// their tensors.
 class Domain {
  public:
   explicit Domain(int ranks)
-      : ranks_(ranks), bytes_(Board::bytes_needed(ranks, kSlots)), memory_(static_cast<std::byte*>(::operator new(bytes_, kAlignment))) {
+      : ranks_(ranks),
+        bytes_(Board::bytes_needed(ranks, kSlots)),
+        memory_(static_cast<std::byte*>(::operator new(bytes_, kAlignment))) {
     std::memset(memory_.get(), 0, bytes_);
     Board::format(span(), ranks, kSlots);
     for (int rank = 0; rank < ranks; ++rank) controls_.emplace_back();
@@ -121,22 +128,28 @@ class Domain {
   std::set<std::size_t> opened_;
 };
 
-/// A driver of ranks that share memory on the host. What one rank knows, another learns by the batch's state alone, or by the batch's end.
+/// A driver of ranks that share memory on the host. What one rank knows, another learns by the
+/// batch's state alone, or by the batch's end.
 class DomainDriver : public ProgramDriver {
  public:
   DomainDriver(const Common& common, Rank& self, Domain& domain, Backend& backend, Board* board)
       : common_(common), self_(self), domain_(domain), backend_(backend), board_(board) {}
 
-  void prepare(std::size_t step, const BatchTraits& traits, std::vector<BatchMember>& members) override {
-    for (const std::size_t over : finished_) order().hear(domain_.subject(over));  // whose places may be given to others
+  void prepare(std::size_t step, const BatchTraits& traits,
+               std::vector<BatchMember>& members) override {
+    // whose places may be given to others
+    for (const std::size_t over : finished_) order().hear(domain_.subject(over));
     Domain::Told& told = domain_.told(step, members.size());
     for (std::size_t tensor = 0; tensor < members.size(); ++tensor)
-      told.locations[tensor][static_cast<std::size_t>(self_.rank)] = backend_.prepare(traits, members[tensor]);
+      told.locations[tensor][static_cast<std::size_t>(self_.rank)] =
+          backend_.prepare(traits, members[tensor]);
     ++told.ranks;
     while (told.ranks < domain_.ranks()) wait();
-    for (std::size_t tensor = 0; tensor < members.size(); ++tensor) members[tensor].locations = told.locations[tensor];
+    for (std::size_t tensor = 0; tensor < members.size(); ++tensor)
+      members[tensor].locations = told.locations[tensor];
   }
-  std::unique_ptr<Execution> launch(std::size_t step, const BatchTraits& traits, std::vector<BatchMember> members) override {
+  std::unique_ptr<Execution> launch(std::size_t step, const BatchTraits& traits,
+                                    std::vector<BatchMember> members) override {
     if (board_ != nullptr && domain_.opens(step)) {
       const BoardLock lock(*board_);
       board_->batches().open(step + 1, 0);
@@ -154,9 +167,12 @@ class DomainDriver : public ProgramDriver {
   void finish(std::size_t step) override {
     order().tell(domain_.subject(step));
     finished_.push_back(step);
-    if (board_ != nullptr) board_->batches().depart(step + 1, static_cast<std::uint32_t>(domain_.ranks()));
+    if (board_ != nullptr)
+      board_->batches().depart(step + 1, static_cast<std::uint32_t>(domain_.ranks()));
   }
-  std::shared_ptr<void> allocate(const BatchTraits& traits, std::size_t bytes) override { return backend_.allocate(traits, bytes); }
+  std::shared_ptr<void> allocate(const BatchTraits& traits, std::size_t bytes) override {
+    return backend_.allocate(traits, bytes);
+  }
   bool abandon() override {
     meet(common_, self_);
     return backend_.abort();
@@ -182,7 +198,9 @@ class DomainDriver : public ProgramDriver {
 class HostSums {
  public:
   explicit HostSums(int ranks) : ranks_(static_cast<std::size_t>(ranks)) {}
-  std::vector<std::vector<double>>& given(std::uint64_t sequence, std::size_t member) { return given_[{sequence, member}]; }
+  std::vector<std::vector<double>>& given(std::uint64_t sequence, std::size_t member) {
+    return given_[{sequence, member}];
+  }
   [[nodiscard]] std::size_t ranks() const { return ranks_; }
 
  private:
@@ -190,7 +208,8 @@ class HostSums {
   std::map<std::pair<std::uint64_t, std::size_t>, std::vector<std::vector<double>>> given_;
 };
 
-/// A backend of host tensors by ranks that meet in this process. Says which memory of the host it reads and writes.
+/// A backend of host tensors by ranks that meet in this process. Says which memory of the host it
+/// reads and writes.
 class HostSummer final : public Backend {
  public:
   HostSummer(HostCluster& cluster, HostSums& sums) : cluster_(cluster), sums_(sums) {}
@@ -199,7 +218,9 @@ class HostSummer final : public Backend {
     const bool sums = traits.kind == OpKind::Allreduce && traits.op == ReduceOp::Sum;
     return traits.device.kind == DeviceKind::Cpu && (sums || traits.kind == OpKind::Broadcast);
   }
-  std::unique_ptr<Execution> launch(Batch batch) override { return std::make_unique<Summing>(*this, std::move(batch)); }
+  std::unique_ptr<Execution> launch(Batch batch) override {
+    return std::make_unique<Summing>(*this, std::move(batch));
+  }
 
  private:
   class Summing final : public Execution {
@@ -210,7 +231,9 @@ class HostSummer final : public Backend {
       const bool brings = !broadcasts || batch_.traits.root == batch_.traits.set->rank;
       if (!std::exchange(given_, true) && brings) give();
       for (std::size_t member = 0; member < batch_.members.size(); ++member)
-        if (owner_.sums_.given(batch_.sequence, member).size() < (broadcasts ? 1 : owner_.sums_.ranks())) return Progress::Idle;
+        if (owner_.sums_.given(batch_.sequence, member).size() <
+            (broadcasts ? 1 : owner_.sums_.ranks()))
+          return Progress::Idle;
       for (std::size_t member = 0; member < batch_.members.size(); ++member) take(member);
       return Progress::Done;
     }
@@ -221,16 +244,20 @@ class HostSummer final : public Backend {
       for (std::size_t m = 0; m < batch_.members.size(); ++m) {
         const BatchMember& member = batch_.members[m];
         const std::size_t bytes = bytes_of(batch_.traits, member.count);
-        use({.name = "the host's backend", .reads = {{member.input, bytes}}, .reads_results = true});
+        use({.name = "the host's backend",
+             .reads = {{member.input, bytes}},
+             .reads_results = true});
         const auto* const from = static_cast<const std::byte*>(member.input);
-        owner_.sums_.given(batch_.sequence, m).push_back(decoded(batch_.traits.dtype, {from, from + bytes}));
+        owner_.sums_.given(batch_.sequence, m)
+            .push_back(decoded(batch_.traits.dtype, {from, from + bytes}));
       }
     }
     void take(std::size_t m) {
       const BatchMember& member = batch_.members[m];
       std::vector<double> sum(static_cast<std::size_t>(member.count));
       for (const auto& values : owner_.sums_.given(batch_.sequence, m))
-        for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += values[i] * batch_.traits.prescale_factor;
+        for (std::size_t i = 0; i < sum.size(); ++i)
+          sum[i] += values[i] * batch_.traits.prescale_factor;
       for (double& value : sum) value *= batch_.traits.postscale_factor;
       const auto result = encoded(batch_.traits.dtype, sum);
       use({.name = "the host's backend", .writes = {{member.output, result.size()}}});
@@ -248,7 +275,8 @@ void run_nccl(const Common& common) {
   common.world.run([&](Rank& self) {
     stand_where_the_user_does(common.program, self.device, self.rank);
     NcclDriver driver(common, self);
-    run_stream_program(common.program, common.world.cluster, self.device, common.world.table(self.rank), self.set, driver);
+    run_stream_program(common.program, common.world.cluster, self.device,
+                       common.world.table(self.rank), self.set, driver);
   });
 }
 
@@ -260,12 +288,15 @@ void run_shared(const Common& common) {
     Board board(domain.span(), self.rank);
     SharedGpuOptions options;
     options.rest_limit = std::chrono::seconds(2);
-    SharedGpuBackend backend(world.table(self.rank), self.rank, board, Topology::single_domain(self.rank, common.program.ranks),
+    SharedGpuBackend backend(world.table(self.rank), self.rank, board,
+                             Topology::single_domain(self.rank, common.program.ranks),
                              domain.controls(), options);
     // Whatever happens: the backends' destructors wait for each other.
-    const std::shared_ptr<Baton> turn(world.baton(), [&self](Baton* baton) { baton->leave(self.rank); });
+    const std::shared_ptr<Baton> turn(world.baton(),
+                                      [&self](Baton* baton) { baton->leave(self.rank); });
     DomainDriver driver(common, self, domain, backend, &board);
-    run_stream_program(common.program, world.cluster, self.device, world.table(self.rank), self.set, driver);
+    run_stream_program(common.program, world.cluster, self.device, world.table(self.rank), self.set,
+                       driver);
     meet(common, self);
   });
 }
@@ -280,13 +311,16 @@ void run_staged(const Common& common) {
     stand_where_the_user_does(common.program, self.device, self.rank);
     constexpr std::size_t kBytes = std::size_t{32} << 20;
     const PoisonedMemory memory(kBytes);
-    const auto arena = std::make_shared<Arena>(std::span(static_cast<std::byte*>(memory.data()), kBytes));
-    if (!registers) self.device.fail_call("cudaHostRegister", static_cast<int>(CudaCode::InvalidValue));
+    const auto arena =
+        std::make_shared<Arena>(std::span(static_cast<std::byte*>(memory.data()), kBytes));
+    if (!registers)
+      self.device.fail_call("cudaHostRegister", static_cast<int>(CudaCode::InvalidValue));
     HostSummer host(world.cluster, sums);
     StagedBackend backend(world.table(self.rank), self.rank, self.rank, {&host}, arena, self.rank,
                           [&world] { return world.failed.load(); });
     DomainDriver driver(common, self, domain, backend, nullptr);
-    run_stream_program(common.program, world.cluster, self.device, world.table(self.rank), self.set, driver);
+    run_stream_program(common.program, world.cluster, self.device, world.table(self.rank), self.set,
+                       driver);
     meet(common, self);
   });
 }
@@ -296,7 +330,8 @@ void choose_options(World& world, const ProgramDraw& program) {
   const std::uint64_t bits = hvd::test::Random::mixed(program.seed + 77);
   NcclOptions& options = world.options;
   options.streams = 1 + static_cast<int>(bits % 3);
-  constexpr std::array kAs{Registration::None, Registration::None, Registration::Buffer, Registration::Window};
+  constexpr std::array kAs{Registration::None, Registration::None, Registration::Buffer,
+                           Registration::Window};
   options.registration = kAs.at(bits / 16 % kAs.size());
   options.sums_only = bits / 64 % 4 == 0;
   options.fusion_threshold_bytes = std::size_t{1} << 20;
@@ -308,24 +343,29 @@ void choose_options(World& world, const ProgramDraw& program) {
   }
 }
 
-const char* name_of(GpuRoute way) { return way == GpuRoute::Nccl ? "NCCL" : way == GpuRoute::SharedGpu ? "shared GPU" : "staged"; }
+const char* name_of(GpuRoute way) {
+  return way == GpuRoute::Nccl ? "NCCL" : way == GpuRoute::SharedGpu ? "shared GPU" : "staged";
+}
 
 }  // namespace
 
 ProgramDraw draw_program_for(GpuRoute way, std::uint64_t seed) {
   ProgramLimits limits;
-  limits.kinds = {OpKind::Allreduce, OpKind::Allreduce, OpKind::Broadcast, OpKind::Allgather, OpKind::Alltoall, OpKind::Reducescatter};
+  limits.kinds = {OpKind::Allreduce, OpKind::Allreduce, OpKind::Broadcast,
+                  OpKind::Allgather, OpKind::Alltoall,  OpKind::Reducescatter};
   limits.types = {DataType::Float32, DataType::Float32, DataType::Float64, DataType::Float16,
                   DataType::Int32,   DataType::Int64,   DataType::Int16};
   limits.ops = {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max};
-  if (way == GpuRoute::Staged) limits.kinds = {OpKind::Allreduce, OpKind::Broadcast}, limits.ops = {ReduceOp::Sum};
+  if (way == GpuRoute::Staged)
+    limits.kinds = {OpKind::Allreduce, OpKind::Broadcast}, limits.ops = {ReduceOp::Sum};
   const int most = way == GpuRoute::Nccl ? 4 : 3;
-  return draw_stream_program(seed, 2 + static_cast<int>(seed % static_cast<std::uint64_t>(most - 1)), limits);
+  return draw_stream_program(
+      seed, 2 + static_cast<int>(seed % static_cast<std::uint64_t>(most - 1)), limits);
 }
 
 std::string describe(GpuRoute way, const ProgramDraw& program, const Schedule& schedule) {
-  return std::string(name_of(way)) + ", " + std::to_string(program.ranks) + " ranks, program " + std::to_string(program.seed) +
-         ", schedule " + text_of(schedule);
+  return std::string(name_of(way)) + ", " + std::to_string(program.ranks) + " ranks, program " +
+         std::to_string(program.seed) + ", schedule " + text_of(schedule);
 }
 
 ProgramReport run_program_on(GpuRoute way, const ProgramDraw& program, const Schedule& schedule,
@@ -351,7 +391,8 @@ ProgramReport run_program_on(GpuRoute way, const ProgramDraw& program, const Sch
   for (const auto& misuse : world.cluster.misuses()) report.errors.push_back(misuse);
   report.left_out = world.cluster.omissions().place();
   for (const auto kind : Omissions::kinds())
-    for (int rank = 0; rank < program.ranks; ++rank) report.calls.push_back({{kind, rank, 0}, world.cluster.omissions().count(kind, rank)});
+    for (int rank = 0; rank < program.ranks; ++rank)
+      report.calls.push_back({{kind, rank, 0}, world.cluster.omissions().count(kind, rank)});
   return report;
 }
 

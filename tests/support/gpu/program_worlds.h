@@ -1,6 +1,7 @@
 #pragma once
-/// Runs the programs of stream_program.h: on ranks that have NCCL, that share a GPU, and that stage through the host, each with its backend
-/// alone, without an engine, one rank at a time (baton.h). What happens is the same each time. Functions without state.
+/// Runs the programs of stream_program.h: on ranks that have NCCL, that share a GPU, and that stage
+/// through the host, each with its backend alone, without an engine, one rank at a time (baton.h).
+/// What happens is the same each time. Functions without state.
 
 #include <cstdint>
 #include <optional>
@@ -14,15 +15,16 @@
 namespace hvd::gpu::test {
 
 struct ProgramReport {
-  std::vector<std::string> errors;                     ///< what went wrong; empty: nothing
-  std::string left_out;                                ///< the call that was left out, if it came to it
+  std::vector<std::string> errors;  ///< what went wrong; empty: nothing
+  std::string left_out;             ///< the call that was left out, if it came to it
   std::vector<std::pair<Omissions::Call, int>> calls;  ///< how many of each kind each rank has made
 };
 
 /// Draws a program that suits the way.
 ProgramDraw draw_program_for(GpuRoute way, std::uint64_t seed);
 
-/// Runs it. What is in the world besides, as tracks, registration and levels, follows from the program's seed.
+/// Runs it. What is in the world besides, as tracks, registration and levels, follows from the
+/// program's seed.
 ProgramReport run_program_on(GpuRoute way, const ProgramDraw& program, const Schedule& schedule,
                              const std::optional<Omissions::Call>& left_out = std::nullopt);
 

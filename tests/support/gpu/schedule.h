@@ -22,7 +22,8 @@ struct Schedule {
 std::string text_of(const Schedule& schedule);
 /// Returns the one that a text of this form names. Throws std::invalid_argument.
 Schedule schedule_of(const std::string& text);
-/// Returns the one that HVD_TEST_GPU_SCHEDULE names, for tests that ask for none; otherwise `Delayed`.
+/// Returns the one that HVD_TEST_GPU_SCHEDULE names, for tests that ask for none; otherwise
+/// `Delayed`.
 Schedule schedule_of_environment();
 
 }  // namespace hvd::gpu::test

@@ -23,10 +23,12 @@ constexpr int kUserStreams = 3;
 constexpr std::size_t kSlots = 3;  // of tensors, which are used again
 constexpr std::size_t kSlotBytes = std::size_t{6} << 20;
 
-/// The number at a place of a tensor that a rank brings: a multiple of 12, so that halves, thirds and quarters are exact, also in Float16.
+/// The number at a place of a tensor that a rank brings: a multiple of 12, so that halves, thirds
+/// and quarters are exact, also in Float16.
 double value_of(std::size_t step, std::size_t tensor, int rank, std::int64_t at) {
   const std::uint64_t mixed =
-      Random::mixed((step * 31 + tensor) * 1000003 + static_cast<std::uint64_t>(rank) * 7919 + static_cast<std::uint64_t>(at));
+      Random::mixed((step * 31 + tensor) * 1000003 + static_cast<std::uint64_t>(rank) * 7919 +
+                    static_cast<std::uint64_t>(at));
   return 12.0 * static_cast<double>(1 + mixed % 11);
 }
 
@@ -42,12 +44,15 @@ Deal deal_of(const StepDraw& step, std::int64_t base, int ranks) {
   for (int rank = 0; rank < ranks; ++rank) {
     deal.counts.push_back(even ? base : base + rank);
     deal.sends.emplace_back();
-    for (int other = 0; other < ranks; ++other) deal.sends.back().push_back(even ? base : base + (rank * 2 + other) % 3);
+    for (int other = 0; other < ranks; ++other)
+      deal.sends.back().push_back(even ? base : base + (rank * 2 + other) % 3);
   }
   return deal;
 }
 
-std::int64_t sum_of(const std::vector<std::int64_t>& counts) { return std::accumulate(counts.begin(), counts.end(), std::int64_t{0}); }
+std::int64_t sum_of(const std::vector<std::int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
 
 std::int64_t input_count(const StepDraw& step, const Deal& deal, std::int64_t base, int rank) {
   const auto own = static_cast<std::size_t>(rank);
@@ -59,7 +64,8 @@ std::int64_t input_count(const StepDraw& step, const Deal& deal, std::int64_t ba
 /// The rank's own counts, and where its elements begin in the others' inputs.
 void fill_counts(BatchMember& member, const StepDraw& step, const Deal& deal, int rank) {
   const auto own = static_cast<std::size_t>(rank);
-  if (step.kind == OpKind::Allgather || step.kind == OpKind::Reducescatter) member.counts = deal.counts;
+  if (step.kind == OpKind::Allgather || step.kind == OpKind::Reducescatter)
+    member.counts = deal.counts;
   if (step.kind != OpKind::Alltoall) return;
   member.sends = deal.sends[own];
   for (const auto& row : deal.sends) {
@@ -68,34 +74,46 @@ void fill_counts(BatchMember& member, const StepDraw& step, const Deal& deal, in
   }
 }
 
-double reduced(const StepDraw& step, std::size_t number, std::size_t tensor, int ranks, std::int64_t at) {
+double reduced(const StepDraw& step, std::size_t number, std::size_t tensor, int ranks,
+               std::int64_t at) {
   double result = value_of(number, tensor, 0, at) * step.prescale;
   for (int rank = 1; rank < ranks; ++rank) {
     const double value = value_of(number, tensor, rank, at) * step.prescale;
-    result = step.op == ReduceOp::Min ? std::min(result, value) : step.op == ReduceOp::Max ? std::max(result, value) : result + value;
+    result = step.op == ReduceOp::Min   ? std::min(result, value)
+             : step.op == ReduceOp::Max ? std::max(result, value)
+                                        : result + value;
   }
   return (step.op == ReduceOp::Average ? result / ranks : result) * step.postscale;
 }
 
 /// What the rank is to get of a tensor.
-std::vector<double> expected_of(const StepDraw& step, std::size_t number, std::size_t tensor, int rank, int ranks) {
+std::vector<double> expected_of(const StepDraw& step, std::size_t number, std::size_t tensor,
+                                int rank, int ranks) {
   const std::int64_t base = step.bases[tensor];
   const Deal deal = deal_of(step, base, ranks);
   const auto own = static_cast<std::size_t>(rank);
   std::vector<double> values;
   const auto append = [&](int from, std::int64_t begin, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; ++i) values.push_back(value_of(number, tensor, from, begin + i));
+    for (std::int64_t i = 0; i < count; ++i)
+      values.push_back(value_of(number, tensor, from, begin + i));
   };
   if (step.kind == OpKind::Broadcast) append(step.root, 0, base);
   for (int other = 0; other < ranks; ++other) {
     const auto& row = deal.sends[static_cast<std::size_t>(other)];
-    if (step.kind == OpKind::Allgather) append(other, 0, deal.counts[static_cast<std::size_t>(other)]);
-    if (step.kind == OpKind::Alltoall) append(other, std::accumulate(row.begin(), row.begin() + rank, std::int64_t{0}), row[own]);
+    if (step.kind == OpKind::Allgather)
+      append(other, 0, deal.counts[static_cast<std::size_t>(other)]);
+    if (step.kind == OpKind::Alltoall)
+      append(other, std::accumulate(row.begin(), row.begin() + rank, std::int64_t{0}), row[own]);
   }
   const std::int64_t first =
-      step.kind == OpKind::Reducescatter ? std::accumulate(deal.counts.begin(), deal.counts.begin() + rank, std::int64_t{0}) : 0;
-  const std::int64_t count = step.kind == OpKind::Reducescatter ? deal.counts[own] : step.kind == OpKind::Allreduce ? base : 0;
-  for (std::int64_t i = 0; i < count; ++i) values.push_back(reduced(step, number, tensor, ranks, first + i));
+      step.kind == OpKind::Reducescatter
+          ? std::accumulate(deal.counts.begin(), deal.counts.begin() + rank, std::int64_t{0})
+          : 0;
+  const std::int64_t count = step.kind == OpKind::Reducescatter ? deal.counts[own]
+                             : step.kind == OpKind::Allreduce   ? base
+                                                                : 0;
+  for (std::int64_t i = 0; i < count; ++i)
+    values.push_back(reduced(step, number, tensor, ranks, first + i));
   return values;
 }
 
@@ -103,7 +121,9 @@ std::vector<double> expected_of(const StepDraw& step, std::size_t number, std::s
 class OnOwnGpu {
  public:
   OnOwnGpu(HostDevice& device, int rank)
-      : device_(device), before_(std::exchange(device.current(), rank)), capturing_(std::exchange(device.capturing, false)) {
+      : device_(device),
+        before_(std::exchange(device.current(), rank)),
+        capturing_(std::exchange(device.capturing, false)) {
     device_.users = true;
   }
   ~OnOwnGpu() {
@@ -123,7 +143,8 @@ class OnOwnGpu {
 /// What a user has on a GPU.
 class User {
  public:
-  User(HostDevice& device, const GpuApi& table, int rank) : device_(device), table_(table), rank_(rank) {
+  User(HostDevice& device, const GpuApi& table, int rank)
+      : device_(device), table_(table), rank_(rank) {
     const OnOwnGpu here(device_, rank_);
     for (auto& stream : streams_) table_.stream_create(&stream);
   }
@@ -148,14 +169,16 @@ class User {
     const OnOwnGpu here(device_, rank_);
     const CopyItem item{from, to, static_cast<std::int64_t>(bytes)};
     const CopyJob job{.items = {&item, 1}, .from = DataType::UInt8, .to = DataType::UInt8};
-    expect(bytes == 0 || table_.batched_copy(job, at(stream)) == CudaCode::Success, "the user's kernel to be launched");
+    expect(bytes == 0 || table_.batched_copy(job, at(stream)) == CudaCode::Success,
+           "the user's kernel to be launched");
   }
   CudaEvent* record(int stream) {
     const OnOwnGpu here(device_, rank_);
     CudaEvent* event = nullptr;
     expect(table_.event_create(&event) == CudaCode::Success, "an event");
     events_.push_back(event);
-    expect(table_.event_record(event, at(stream)) == CudaCode::Success, "the user's event to be recorded");
+    expect(table_.event_record(event, at(stream)) == CudaCode::Success,
+           "the user's event to be recorded");
     return event;
   }
   void wait(int stream, void* event) {
@@ -184,9 +207,14 @@ class User {
 
 class Run {
  public:
-  Run(const ProgramDraw& program, HostCluster& cluster, HostDevice& device, const GpuApi& table, const ProcessSetInfo& set,
-      ProgramDriver& driver)
-      : program_(program), cluster_(cluster), device_(device), set_(set), driver_(driver), user_(device, table, set.rank) {
+  Run(const ProgramDraw& program, HostCluster& cluster, HostDevice& device, const GpuApi& table,
+      const ProcessSetInfo& set, ProgramDriver& driver)
+      : program_(program),
+        cluster_(cluster),
+        device_(device),
+        set_(set),
+        driver_(driver),
+        user_(device, table, set.rank) {
     for (Slot& slot : slots_) {
       slot.input = user_.allocate(kSlotBytes);
       slot.output = user_.allocate(kSlotBytes);
@@ -263,19 +291,23 @@ class Run {
     const StepDraw& step = program_.steps[number];
     Slot& slot = slots_[number % kSlots];
     const bool lends = step.lent && step.kind == OpKind::Allreduce;
-    if (lends && !std::exchange(slot.lent.asked, true)) slot.lent.memory = driver_.allocate(traits, slot.lent.bytes);
+    if (lends && !std::exchange(slot.lent.asked, true))
+      slot.lent.memory = driver_.allocate(traits, slot.lent.bytes);
     auto* lent = lends ? static_cast<std::byte*>(slot.lent.memory.get()) : nullptr;
     std::vector<BatchMember> members;
     std::size_t in = 0, out = 0;
     for (std::size_t tensor = 0; tensor < step.bases.size(); ++tensor) {
       const Deal deal = deal_of(step, step.bases[tensor], ranks());
       BatchMember member;
-      member.name = names_.emplace_back("step " + std::to_string(number) + " tensor " + std::to_string(tensor));
+      member.name = names_.emplace_back("step " + std::to_string(number) + " tensor " +
+                                        std::to_string(tensor));
       member.count = input_count(step, deal, step.bases[tensor], set_.rank);
       fill_counts(member, step, deal, set_.rank);
       const std::size_t bytes = aligned_to_member(bytes_of(traits, member.count));
       const bool has_room = lent != nullptr && in + bytes <= slot.lent.bytes;
-      const bool in_place = has_room || (step.in_place && (step.kind == OpKind::Allreduce || step.kind == OpKind::Broadcast));
+      const bool in_place =
+          has_room ||
+          (step.in_place && (step.kind == OpKind::Allreduce || step.kind == OpKind::Broadcast));
       std::byte* const input = (has_room ? lent : slot.input) + in;
       member.input = input;
       member.output = in_place ? input : slot.output + out;
@@ -288,8 +320,10 @@ class Run {
     return members;
   }
   std::int64_t output_of(const StepDraw& step, const BatchMember& member) const {
-    if (step.kind == OpKind::Allgather || step.kind == OpKind::Alltoall) return sum_of(member.counts);
-    return step.kind == OpKind::Reducescatter ? member.counts[static_cast<std::size_t>(set_.rank)] : member.count;
+    if (step.kind == OpKind::Allgather || step.kind == OpKind::Alltoall)
+      return sum_of(member.counts);
+    return step.kind == OpKind::Reducescatter ? member.counts[static_cast<std::size_t>(set_.rank)]
+                                              : member.count;
   }
 
   /// The user's kernels write the inputs, gaps between them too.
@@ -301,21 +335,26 @@ class Run {
       const int stream = stream_of(step, tensor);
       if (slot.free != nullptr) user_.wait(stream, slot.free);
       std::vector<double> values;
-      for (std::int64_t i = 0; i < members[tensor].count; ++i) values.push_back(value_of(number, tensor, set_.rank, i));
+      for (std::int64_t i = 0; i < members[tensor].count; ++i)
+        values.push_back(value_of(number, tensor, set_.rank, i));
       values.resize(aligned_to_member(values.size() * element) / element);
       const auto& bytes = host_values(step.dtype, values);
       user_.copy(stream, bytes.data(), const_cast<void*>(members[tensor].input), bytes.size());
     }
-    for (std::size_t tensor = 0; tensor < members.size(); ++tensor) events[stream_of(step, tensor)] = nullptr;
+    for (std::size_t tensor = 0; tensor < members.size(); ++tensor)
+      events[stream_of(step, tensor)] = nullptr;
     for (auto& [stream, event] : events) event = user_.record(stream);
-    for (std::size_t tensor = 0; tensor < members.size(); ++tensor) members[tensor].ready_event = events[stream_of(step, tensor)];
+    for (std::size_t tensor = 0; tensor < members.size(); ++tensor)
+      members[tensor].ready_event = events[stream_of(step, tensor)];
   }
 
   void begin(std::size_t number) {
     const BatchTraits traits = traits_of(program_.steps[number]);
-    // Two steps of a slot are not under way at once: the user goes on behind the first one's completion.
-    while (std::any_of(pending_.begin(), pending_.end(),
-                       [&](const Pending& other) { return other.number % kSlots == number % kSlots && !other.followed; }))
+    // Two steps of a slot are not under way at once: the user goes on behind the first one's
+    // completion.
+    while (std::any_of(pending_.begin(), pending_.end(), [&](const Pending& other) {
+      return other.number % kSlots == number % kSlots && !other.followed;
+    }))
       advance_all();
     Pending pending{number, lay_out(number, traits), nullptr, false};
     produce(number, pending.members, element_bytes(traits.dtype));
@@ -326,7 +365,8 @@ class Run {
 
   void advance_all() {
     bool idle = true;
-    for (Pending& pending : pending_) idle = driver_.advance(pending.number, *pending.execution) == Progress::Idle && idle;
+    for (Pending& pending : pending_)
+      idle = driver_.advance(pending.number, *pending.execution) == Progress::Idle && idle;
     follow_enqueued();
     if (idle) driver_.idle();
   }
@@ -348,16 +388,19 @@ class Run {
       if (!pending.followed && pending.execution->is_enqueued()) follow(pending);
   }
 
-  /// The user's stream reads the results behind the completion event, and writes something else there.
+  /// The user's stream reads the results behind the completion event, and writes something else
+  /// there.
   void follow(Pending& pending) {
     pending.followed = true;
     const StepDraw& step = program_.steps[pending.number];
     Slot& slot = slots_[pending.number % kSlots];
     const auto stream = static_cast<int>(step.streams >> 40) % kUserStreams;
-    if (void* const event = pending.execution->completion_event(); event != nullptr) user_.wait(stream, event);
+    if (void* const event = pending.execution->completion_event(); event != nullptr)
+      user_.wait(stream, event);
     for (std::size_t tensor = 0; tensor < pending.members.size(); ++tensor) {
       const BatchMember& member = pending.members[tensor];
-      const std::size_t bytes = static_cast<std::size_t>(output_of(step, member)) * element_bytes(step.dtype);
+      const std::size_t bytes =
+          static_cast<std::size_t>(output_of(step, member)) * element_bytes(step.dtype);
       std::byte* const copy = user_.allocate(bytes);
       user_.copy(stream, member.output, copy, bytes);
       const auto& junk = host_.emplace_back(bytes, std::byte{0x31});
@@ -371,14 +414,18 @@ class Run {
     for (const Result& result : results_) {
       if (!finished_.contains(result.number)) continue;
       const StepDraw& step = program_.steps[result.number];
-      cluster_.order().host_uses({.name = "the user's host", .reads = {{result.copy, result.bytes}}, .reads_results = true});
-      const auto got = decoded(step.dtype, std::vector<std::byte>(result.copy, result.copy + result.bytes));
+      cluster_.order().host_uses({.name = "the user's host",
+                                  .reads = {{result.copy, result.bytes}},
+                                  .reads_results = true});
+      const auto got =
+          decoded(step.dtype, std::vector<std::byte>(result.copy, result.copy + result.bytes));
       const auto wanted = expected_of(step, result.number, result.tensor, set_.rank, ranks());
       const auto [is, should] = std::mismatch(got.begin(), got.end(), wanted.begin(), wanted.end());
       if (should == wanted.end()) continue;
-      const std::string of = "step " + std::to_string(result.number) + " (" + std::string(name_of(step.kind)) + ", " +
-                             std::string(name_of(step.dtype)) + ") tensor " + std::to_string(result.tensor) + "[" +
-                             std::to_string(should - wanted.begin()) + "] of rank " + std::to_string(set_.rank);
+      const std::string of =
+          "step " + std::to_string(result.number) + " (" + std::string(name_of(step.kind)) + ", " +
+          std::string(name_of(step.dtype)) + ") tensor " + std::to_string(result.tensor) + "[" +
+          std::to_string(should - wanted.begin()) + "] of rank " + std::to_string(set_.rank);
       expect(false, of + " to be " + std::to_string(*should) + ", found " + std::to_string(*is));
     }
   }
@@ -439,8 +486,8 @@ void stand_where_the_user_does(const ProgramDraw& program, HostDevice& device, i
   device.capturing = program.capturing;
 }
 
-void run_stream_program(const ProgramDraw& program, HostCluster& cluster, HostDevice& device, const GpuApi& table,
-                        const ProcessSetInfo& set, ProgramDriver& driver) {
+void run_stream_program(const ProgramDraw& program, HostCluster& cluster, HostDevice& device,
+                        const GpuApi& table, const ProcessSetInfo& set, ProgramDriver& driver) {
   Run run(program, cluster, device, table, set, driver);
   run.steps();
   run.give_back();

@@ -1,7 +1,9 @@
 #pragma once
-/// A program of collective operations on virtual GPUs, drawn from a seed, as a user's streams make it: kernels write the inputs, events say
-/// when, results are read and overwritten behind the completion event, tensors are used again and again, and the host waits for nothing but
-/// the oldest of several operations. Every result is compared, at the end. Values, and one thread per rank.
+/// A program of collective operations on virtual GPUs, drawn from a seed, as a user's streams make
+/// it: kernels write the inputs, events say when, results are read and overwritten behind the
+/// completion event, tensors are used again and again, and the host waits for nothing but the
+/// oldest of several operations. Every result is compared, at the end. Values, and one thread per
+/// rank.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,8 +33,9 @@ struct StepDraw {
 struct ProgramDraw {
   std::uint64_t seed = 0;
   int ranks = 2;
-  int in_flight = 2;       ///< operations that the host lets run
-  bool away = false;       ///< the user's thread has another GPU current, which is in use; otherwise, one that is not
+  int in_flight = 2;  ///< operations that the host lets run
+  bool away = false;  ///< the user's thread has another GPU current, which is in use; otherwise,
+                      ///< one that is not
   bool capturing = false;  ///< the user captures a graph in another thread meanwhile
   bool abandons = false;   ///< the backends are aborted while the last operations are under way
   std::vector<StepDraw> steps;
@@ -51,10 +54,15 @@ ProgramDraw draw_stream_program(std::uint64_t seed, int ranks, const ProgramLimi
 class ProgramDriver {
  public:
   virtual ~ProgramDriver() = default;
-  /// Does the backend's share in submitting tensors; all ranks have done it when `launch` is called.
-  virtual void prepare(std::size_t /*step*/, const BatchTraits& /*traits*/, std::vector<BatchMember>& /*members*/) {}
-  virtual std::unique_ptr<Execution> launch(std::size_t step, const BatchTraits& traits, std::vector<BatchMember> members) = 0;
-  virtual Progress advance(std::size_t /*step*/, Execution& execution) { return execution.advance(); }
+  /// Does the backend's share in submitting tensors; all ranks have done it when `launch` is
+  /// called.
+  virtual void prepare(std::size_t /*step*/, const BatchTraits& /*traits*/,
+                       std::vector<BatchMember>& /*members*/) {}
+  virtual std::unique_ptr<Execution> launch(std::size_t step, const BatchTraits& traits,
+                                            std::vector<BatchMember> members) = 0;
+  virtual Progress advance(std::size_t /*step*/, Execution& execution) {
+    return execution.advance();
+  }
   /// Tells that the rank is done with the batch.
   virtual void finish(std::size_t /*step*/) {}
   virtual std::shared_ptr<void> allocate(const BatchTraits& traits, std::size_t bytes) = 0;
@@ -65,8 +73,8 @@ class ProgramDriver {
 };
 
 /// Runs the rank's part; throws what is wrong. `set` outlives it. `table`: of the user's own calls.
-void run_stream_program(const ProgramDraw& program, HostCluster& cluster, HostDevice& device, const GpuApi& table,
-                        const ProcessSetInfo& set, ProgramDriver& driver);
+void run_stream_program(const ProgramDraw& program, HostCluster& cluster, HostDevice& device,
+                        const GpuApi& table, const ProcessSetInfo& set, ProgramDriver& driver);
 
 /// Sets which GPU is current in the rank's thread, before the program's first call.
 void stand_where_the_user_does(const ProgramDraw& program, HostDevice& device, int rank);

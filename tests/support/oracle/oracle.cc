@@ -17,7 +17,8 @@ namespace {
 
 __extension__ using Wide = __int128;
 
-/// An integer times a factor: in double, truncated toward zero, the nearest there is where the type has no such value.
+/// An integer times a factor: in double, truncated toward zero, the nearest there is where the type
+/// has no such value.
 template <class T>
 T scaled_whole(T value, double factor) {
   if (factor == 1) return value;
@@ -28,7 +29,8 @@ T scaled_whole(T value, double factor) {
 }
 
 template <class N>
-typename N::Stored fold_whole(const Reduction& what, const std::vector<Block>& inputs, std::size_t i) {
+typename N::Stored fold_whole(const Reduction& what, const std::vector<Block>& inputs,
+                              std::size_t i) {
   using T = typename N::Stored;
   using Unsigned = std::make_unsigned_t<T>;
   Wide sum = 0;
@@ -60,13 +62,15 @@ struct Fold {
 };
 
 template <class N>
-typename N::Value fold_real(const Reduction& what, const std::vector<Block>& inputs, std::size_t i, Fold& fold) {
+typename N::Value fold_real(const Reduction& what, const std::vector<Block>& inputs, std::size_t i,
+                            Fold& fold) {
   using T = typename N::Value;
   const auto pre = static_cast<T>(what.prescale);
   T result = 0;
   double magnitude = 0;
   for (std::size_t r = 0; r < inputs.size(); ++r) {
-    const T value = what.prescale == 1 ? N::get(inputs[r].data(), i) : static_cast<T>(N::get(inputs[r].data(), i) * pre);
+    const T value = what.prescale == 1 ? N::get(inputs[r].data(), i)
+                                       : static_cast<T>(N::get(inputs[r].data(), i) * pre);
     magnitude += std::fabs(static_cast<double>(value));
     if (r == 0) {
       result = value;
@@ -125,8 +129,8 @@ std::vector<std::size_t> all_places(std::size_t size) {
   return places;
 }
 
-/// In pairs of neighbours, the last of an odd number as it is, and what they have become again. `cancels`: two of them nearly do, compared
-/// with `most`, the largest square of an input.
+/// In pairs of neighbours, the last of an odd number as it is, and what they have become again.
+/// `cancels`: two of them nearly do, compared with `most`, the largest square of an input.
 Vector combined(std::vector<Vector> vectors, long double most, bool& cancels) {
   while (vectors.size() > 1) {
     for (std::size_t i = 0; i < vectors.size() / 2 * 2; ++i) {
@@ -134,7 +138,8 @@ Vector combined(std::vector<Vector> vectors, long double most, bool& cancels) {
       cancels = cancels || (square > 0 && square < 1e-4L * most);
     }
     std::vector<Vector> next;
-    for (std::size_t i = 0; i + 1 < vectors.size(); i += 2) next.push_back(pair_of(vectors[i], vectors[i + 1]));
+    for (std::size_t i = 0; i + 1 < vectors.size(); i += 2)
+      next.push_back(pair_of(vectors[i], vectors[i + 1]));
     if (vectors.size() % 2 == 1) next.push_back(vectors.back());
     vectors = std::move(next);
   }
@@ -142,7 +147,8 @@ Vector combined(std::vector<Vector> vectors, long double most, bool& cancels) {
 }
 
 template <class N>
-Expected adasum(const Reduction& what, const std::vector<Block>& inputs, std::size_t count, const Domains& domains) {
+Expected adasum(const Reduction& what, const std::vector<Block>& inputs, std::size_t count,
+                const Domains& domains) {
   std::vector<Vector> vectors;
   double largest = 0;
   for (const Block& input : inputs) {
@@ -162,13 +168,15 @@ Expected adasum(const Reduction& what, const std::vector<Block>& inputs, std::si
     of_domains.push_back(combined(std::move(own), most, cancels));
   }
   const Vector result = combined(std::move(of_domains), most, cancels);
-  Expected expected{what.dtype, Block(count * sizeof(typename N::Stored)), std::vector<double>(count), cancels};
+  Expected expected{what.dtype, Block(count * sizeof(typename N::Stored)),
+                    std::vector<double>(count), cancels};
   for (std::size_t i = 0; i < count; ++i) {
     const auto value = static_cast<double>(result[i]) * what.postscale;
     N::put(expected.bytes, i, static_cast<typename N::Value>(value));
     // Between hosts what two have become is rounded to the type before it goes on.
     const double roundings = 2 * static_cast<double>(inputs.size());
-    expected.bound[i] = 2 * N::kEpsilon * std::fabs(value) + (roundings * N::kEpsilon + 1e-11) * largest * std::fabs(what.postscale);
+    expected.bound[i] = 2 * N::kEpsilon * std::fabs(value) +
+                        (roundings * N::kEpsilon + 1e-11) * largest * std::fabs(what.postscale);
   }
   return expected;
 }
@@ -201,15 +209,18 @@ Expected reduced(const Reduction& what, const std::vector<Block>& inputs, bool a
   return expected;
 }
 
-Expected reduced_by_domains(const Reduction& what, const std::vector<Block>& inputs, const Domains& domains) {
+Expected reduced_by_domains(const Reduction& what, const std::vector<Block>& inputs,
+                            const Domains& domains) {
   std::size_t most_ranks = 0;
   for (const auto& places : domains) most_ranks = std::max(most_ranks, places.size());
   const bool averages = what.op == ReduceOp::Average;
-  if (domains.size() == 1 || most_ranks == 1 || (averages && is_whole(what.dtype))) return reduced(what, inputs, false);
+  if (domains.size() == 1 || most_ranks == 1 || (averages && is_whole(what.dtype)))
+    return reduced(what, inputs, false);
   if (what.op == ReduceOp::Adasum) {
     Expected expected;
     with_number(what.dtype, [&]<class N>(N) {
-      if constexpr (N::kKind == Kind::Real) expected = adasum<N>(what, inputs, inputs.front().size() / type_bytes(what.dtype), domains);
+      if constexpr (N::kKind == Kind::Real)
+        expected = adasum<N>(what, inputs, inputs.front().size() / type_bytes(what.dtype), domains);
     });
     return expected;
   }
@@ -224,11 +235,15 @@ Expected reduced_by_domains(const Reduction& what, const std::vector<Block>& inp
       own.push_back(inputs[place]);
       counted[place] = true;
     }
-    contributions.push_back(reduced({what.dtype, averages ? ReduceOp::Sum : what.op, what.prescale, 1 / shrinks}, own, false).bytes);
+    contributions.push_back(
+        reduced({what.dtype, averages ? ReduceOp::Sum : what.op, what.prescale, 1 / shrinks}, own,
+                false)
+            .bytes);
   }
   for (std::size_t place = 0; place < inputs.size(); ++place)
     if (!counted[place]) contributions.push_back(inputs[place]);
-  return reduced({what.dtype, what.op, shrinks, what.postscale, inputs.size()}, contributions, false);
+  return reduced({what.dtype, what.op, shrinks, what.postscale, inputs.size()}, contributions,
+                 false);
 }
 
 namespace {
@@ -243,7 +258,8 @@ std::string digits(T value) {
 
 }  // namespace
 
-std::shared_ptr<const Worked> worked_out(const std::string& key, const std::function<Worked()>& work) {
+std::shared_ptr<const Worked> worked_out(const std::string& key,
+                                         const std::function<Worked()>& work) {
   static std::mutex mutex;
   static std::deque<std::pair<std::string, std::shared_ptr<const Worked>>> known;
   constexpr std::size_t kKept = 64;  // more than one case asks for
@@ -256,7 +272,8 @@ std::shared_ptr<const Worked> worked_out(const std::string& key, const std::func
 }
 
 std::string difference(const Expected& expected, const std::byte* got) {
-  if (expected.bytes.empty() || std::memcmp(expected.bytes.data(), got, expected.bytes.size()) == 0) return "";
+  if (expected.bytes.empty() || std::memcmp(expected.bytes.data(), got, expected.bytes.size()) == 0)
+    return "";
   std::string text;
   with_number(expected.dtype, [&]<class N>(N) {
     const std::size_t numbers = expected.bytes.size() / sizeof(typename N::Stored);
@@ -271,8 +288,8 @@ std::string difference(const Expected& expected, const std::byte* got) {
         if (!expected.bound.empty() && off <= expected.bound[i]) continue;
       }
       if (wrong++ != 0) continue;
-      text = "element " + std::to_string(i / N::kParts) + " of " + std::to_string(numbers / N::kParts) + " is " + digits(have) + ", not " +
-             digits(want);
+      text = "element " + std::to_string(i / N::kParts) + " of " +
+             std::to_string(numbers / N::kParts) + " is " + digits(have) + ", not " + digits(want);
     }
     if (wrong > 1) text += " (" + std::to_string(wrong) + " are wrong)";
   });
@@ -282,7 +299,8 @@ std::string difference(const Expected& expected, const std::byte* got) {
 std::string difference(DataType dtype, const Block& expected, const std::byte* got) {
   if (expected.empty() || std::memcmp(expected.data(), got, expected.size()) == 0) return "";
   for (std::size_t i = 0; i < expected.size(); ++i)
-    if (expected[i] != got[i]) return "element " + std::to_string(i / type_bytes(dtype)) + " has other bytes than were sent";
+    if (expected[i] != got[i])
+      return "element " + std::to_string(i / type_bytes(dtype)) + " has other bytes than were sent";
   return "";
 }
 

@@ -22,7 +22,8 @@ double widened(std::uint16_t bits, Small format);
 
 enum class Kind : std::uint8_t { Truth, Whole, Real };
 
-/// An element (of complex numbers: one of its two parts) as `Stored` in memory, and as the `Value` it is computed in.
+/// An element (of complex numbers: one of its two parts) as `Stored` in memory, and as the `Value`
+/// it is computed in.
 template <class StoredType, class ValueType, Kind kKindOf, int kPartsOf>
 struct NumberOf {
   using Stored = StoredType;
@@ -34,13 +35,16 @@ struct NumberOf {
     std::memcpy(&stored, base + i * sizeof stored, sizeof stored);
     return stored;
   }
-  static void put_raw(Block& block, std::size_t i, Stored stored) { std::memcpy(block.data() + i * sizeof stored, &stored, sizeof stored); }
+  static void put_raw(Block& block, std::size_t i, Stored stored) {
+    std::memcpy(block.data() + i * sizeof stored, &stored, sizeof stored);
+  }
 };
 
 template <class T, Kind kKindOf, int kPartsOf = 1>
 struct Native : NumberOf<T, T, kKindOf, kPartsOf> {
   using Base = NumberOf<T, T, kKindOf, kPartsOf>;
-  static constexpr double kEpsilon = kKindOf == Kind::Real ? static_cast<double>(std::numeric_limits<T>::epsilon()) : 0;
+  static constexpr double kEpsilon =
+      kKindOf == Kind::Real ? static_cast<double>(std::numeric_limits<T>::epsilon()) : 0;
   static T get(const std::byte* base, std::size_t i) { return Base::raw(base, i); }
   static void put(Block& block, std::size_t i, T value) { Base::put_raw(block, i, value); }
 };
@@ -50,8 +54,12 @@ template <bool kIsHalf>
 struct Short : NumberOf<std::uint16_t, float, Kind::Real, 1> {
   static constexpr Small kFormat = kIsHalf ? kHalf : kBrain;
   static constexpr double kEpsilon = kIsHalf ? 0x1p-10 : 0x1p-7;
-  static float get(const std::byte* base, std::size_t i) { return static_cast<float>(widened(raw(base, i), kFormat)); }
-  static void put(Block& block, std::size_t i, float value) { put_raw(block, i, narrow(value, kFormat)); }
+  static float get(const std::byte* base, std::size_t i) {
+    return static_cast<float>(widened(raw(base, i), kFormat));
+  }
+  static void put(Block& block, std::size_t i, float value) {
+    put_raw(block, i, narrow(value, kFormat));
+  }
 };
 
 struct Truth : NumberOf<std::uint8_t, bool, Kind::Truth, 1> {

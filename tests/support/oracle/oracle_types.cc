@@ -59,24 +59,33 @@ std::uint64_t draw(int rank, std::size_t index, std::uint64_t salt) {
 }
 
 /// From -1 to 1, with 30 random bits.
-double unit(std::uint64_t random) { return static_cast<double>(static_cast<std::int64_t>(random >> 33) - (1LL << 30)) / (1LL << 30); }
+double unit(std::uint64_t random) {
+  return static_cast<double>(static_cast<std::int64_t>(random >> 33) - (1LL << 30)) / (1LL << 30);
+}
 
-double real_value(DataType dtype, ReduceOp op, Values values, int rank, std::size_t index, std::uint64_t random) {
+double real_value(DataType dtype, ReduceOp op, Values values, int rank, std::size_t index,
+                  std::uint64_t random) {
   if (values == Values::Exact) return static_cast<double>(random % 7) - 3;
   if (op == ReduceOp::Product) return (random & 1U ? 1 : -1) * (1 + unit(random) / 2);
   // Sums that overflow 16 bits where the average does not.
-  if (values == Values::Full && dtype == DataType::Float16 && op == ReduceOp::Average && index % 7 == 3) return 50000 + 64 * rank;
+  if (values == Values::Full && dtype == DataType::Float16 && op == ReduceOp::Average &&
+      index % 7 == 3)
+    return 50000 + 64 * rank;
   const double value = 4 * unit(random);
   return value == 0 ? 1 : value;  // no zero: which sign it gets is nobody's promise
 }
 
-std::int64_t whole_value(std::int64_t low, std::int64_t high, ReduceOp op, Values values, int ranks, std::uint64_t random) {
+std::int64_t whole_value(std::int64_t low, std::int64_t high, ReduceOp op, Values values, int ranks,
+                         std::uint64_t random) {
   if (values == Values::Exact) return static_cast<std::int64_t>(random % 4);
   if (values == Values::Full) return static_cast<std::int64_t>(random);
   if (op == ReduceOp::Product) return static_cast<std::int64_t>(random % 2) + 1;
-  // Most bits of all ranks together are set for "and", and not for "or", so that one rank's alone decide.
-  if (op == ReduceOp::BitAnd) return static_cast<std::int64_t>(random | random >> 7 | random >> 19 | random << 11);
-  if (op == ReduceOp::BitOr || op == ReduceOp::BitXor) return static_cast<std::int64_t>(random & (random >> 7 | random << 11));
+  // Most bits of all ranks together are set for "and", and not for "or", so that one rank's alone
+  // decide.
+  if (op == ReduceOp::BitAnd)
+    return static_cast<std::int64_t>(random | random >> 7 | random >> 19 | random << 11);
+  if (op == ReduceOp::BitOr || op == ReduceOp::BitXor)
+    return static_cast<std::int64_t>(random & (random >> 7 | random << 11));
   high /= 2 * ranks;
   low /= 2 * ranks;
   return low + static_cast<std::int64_t>(random % (static_cast<std::uint64_t>(high - low) + 1));
@@ -124,13 +133,16 @@ std::size_t count_of(const Shape& shape) {
 }
 
 bool is_whole(DataType dtype) {
-  return dtype == DataType::UInt8 || dtype == DataType::Int8 || dtype == DataType::Int16 || dtype == DataType::Int32 ||
-         dtype == DataType::Int64;
+  return dtype == DataType::UInt8 || dtype == DataType::Int8 || dtype == DataType::Int16 ||
+         dtype == DataType::Int32 || dtype == DataType::Int64;
 }
 bool is_float(DataType dtype) {
-  return dtype == DataType::Float16 || dtype == DataType::BFloat16 || dtype == DataType::Float32 || dtype == DataType::Float64;
+  return dtype == DataType::Float16 || dtype == DataType::BFloat16 || dtype == DataType::Float32 ||
+         dtype == DataType::Float64;
 }
-bool is_complex_type(DataType dtype) { return dtype == DataType::Complex64 || dtype == DataType::Complex128; }
+bool is_complex_type(DataType dtype) {
+  return dtype == DataType::Complex64 || dtype == DataType::Complex128;
+}
 
 bool allreduce_is_defined(DataType dtype, ReduceOp op) {
   const bool bits = op == ReduceOp::BitAnd || op == ReduceOp::BitOr || op == ReduceOp::BitXor;
@@ -142,8 +154,10 @@ bool allreduce_is_defined(DataType dtype, ReduceOp op) {
 
 std::uint16_t narrow(double value, Small format) {
   const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000 : 0);
-  const auto infinity = static_cast<std::uint16_t>((0x7fff >> format.fraction_bits) << format.fraction_bits);
-  if (std::isnan(value)) return static_cast<std::uint16_t>(infinity | 1U << (format.fraction_bits - 1));
+  const auto infinity =
+      static_cast<std::uint16_t>((0x7fff >> format.fraction_bits) << format.fraction_bits);
+  if (std::isnan(value))
+    return static_cast<std::uint16_t>(infinity | 1U << (format.fraction_bits - 1));
   const double size = std::fabs(value);
   if (std::isinf(size)) return sign | infinity;
   if (size == 0) return sign;
@@ -156,7 +170,8 @@ std::uint16_t narrow(double value, Small format) {
   if (exponent > -format.least_exponent + 1) return sign | infinity;
   // Subnormal numbers have fewer steps than 1 << fraction_bits, and the exponent 0.
   const long field = steps < 1L << format.fraction_bits ? 0 : exponent - format.least_exponent + 1;
-  return static_cast<std::uint16_t>(sign | field << format.fraction_bits | (steps & ((1L << format.fraction_bits) - 1)));
+  return static_cast<std::uint16_t>(sign | field << format.fraction_bits |
+                                    (steps & ((1L << format.fraction_bits) - 1)));
 }
 
 double widened(std::uint16_t bits, Small format) {
@@ -169,24 +184,30 @@ double widened(std::uint16_t bits, Small format) {
   } else if (field == 0) {
     value = std::ldexp(fraction, format.least_exponent - format.fraction_bits);
   } else {
-    value = std::ldexp(fraction + (1 << format.fraction_bits), format.least_exponent + field - 1 - format.fraction_bits);
+    value = std::ldexp(fraction + (1 << format.fraction_bits),
+                       format.least_exponent + field - 1 - format.fraction_bits);
   }
   return (bits & 0x8000) != 0 ? -value : value;
 }
 
-Block make_values(DataType dtype, ReduceOp op, Values values, int rank, int ranks, std::size_t count, std::uint64_t salt) {
+Block make_values(DataType dtype, ReduceOp op, Values values, int rank, int ranks,
+                  std::size_t count, std::uint64_t salt) {
   Block block(count * type_bytes(dtype));
   with_number(dtype, [&]<class N>(N) {
     for (std::size_t i = 0; i < count * N::kParts; ++i) {
       const std::uint64_t random = draw(rank, i, salt);
-      if constexpr (N::kKind == Kind::Truth) {  // mostly what changes nothing, so that one rank decides
+      // mostly what changes nothing, so that one rank decides
+      if constexpr (N::kKind == Kind::Truth) {
         const bool odd = random % static_cast<std::uint64_t>(ranks + 1) == 0;
         N::put(block, i, (op == ReduceOp::Min) != odd);
       } else if constexpr (N::kKind == Kind::Whole) {
         using Limits = std::numeric_limits<typename N::Stored>;
-        N::put(block, i, static_cast<typename N::Stored>(whole_value(Limits::min(), Limits::max(), op, values, ranks, random)));
+        N::put(block, i,
+               static_cast<typename N::Stored>(
+                   whole_value(Limits::min(), Limits::max(), op, values, ranks, random)));
       } else {
-        N::put(block, i, static_cast<typename N::Value>(real_value(dtype, op, values, rank, i, random)));
+        N::put(block, i,
+               static_cast<typename N::Value>(real_value(dtype, op, values, rank, i, random)));
       }
     }
   });

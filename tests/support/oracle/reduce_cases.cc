@@ -24,8 +24,9 @@ bool is_nan(DataType type, const std::byte* at) {
 }  // namespace
 
 std::string ReduceCase::text() const {
-  return std::string(name_of(dtype)) + " " + std::string(name_of(op)) + ", " + std::to_string(ranks) + " ranks, scales " +
-         std::to_string(prescale) + " and " + std::to_string(postscale) + (zeros ? ", zeros" : "") + (in_place ? ", in place" : "") +
+  return std::string(name_of(dtype)) + " " + std::string(name_of(op)) + ", " +
+         std::to_string(ranks) + " ranks, scales " + std::to_string(prescale) + " and " +
+         std::to_string(postscale) + (zeros ? ", zeros" : "") + (in_place ? ", in place" : "") +
          ", skew " + std::to_string(skew) + ", " + std::to_string(counts.size()) + " items";
 }
 
@@ -71,7 +72,8 @@ ReduceJob ReduceMemory::job(const ReduceCase& tried, std::byte* base) {
   return made;
 }
 
-std::optional<std::string> ReduceMemory::difference(const ReduceCase& tried, ReduceMemory& expected) {
+std::optional<std::string> ReduceMemory::difference(const ReduceCase& tried,
+                                                    ReduceMemory& expected) {
   const DataType type = tried.dtype == DataType::Complex64    ? DataType::Float32
                         : tried.dtype == DataType::Complex128 ? DataType::Float64
                                                               : tried.dtype;
@@ -80,8 +82,11 @@ std::optional<std::string> ReduceMemory::difference(const ReduceCase& tried, Red
   const std::size_t size = element_bytes(type);
   for (std::size_t at = 0; at + size <= bytes_.size(); at += size) {
     if (std::memcmp(mine + at, right + at, size) == 0) continue;
-    if (!is_integer(type) && type != DataType::Bool && is_nan(type, mine + at) && is_nan(type, right + at)) continue;
-    return tried.text() + ": byte " + std::to_string(at) + " of " + std::to_string(stride_) + " per rank";
+    if (!is_integer(type) && type != DataType::Bool && is_nan(type, mine + at) &&
+        is_nan(type, right + at))
+      continue;
+    return tried.text() + ": byte " + std::to_string(at) + " of " + std::to_string(stride_) +
+           " per rank";
   }
   return std::nullopt;
 }
@@ -98,8 +103,10 @@ void for_each_reduce_case(const std::function<void(const ReduceCase&)>& use) {
   using enum DataType;
   const std::vector<std::int64_t> few{1, 0, 7, 8, 9, 63, 64, 65, 1025, 4099};
   const std::vector<std::int64_t> many(300, 3);  // more than one launch holds
-  for (const DataType dtype : {UInt8, Int8, Int16, Int32, Int64, Float16, BFloat16, Float32, Float64, Bool, Complex64, Complex128}) {
-    for (const ReduceOp op : {ReduceOp::Average, ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product}) {
+  for (const DataType dtype : {UInt8, Int8, Int16, Int32, Int64, Float16, BFloat16, Float32,
+                               Float64, Bool, Complex64, Complex128}) {
+    for (const ReduceOp op :
+         {ReduceOp::Average, ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product}) {
       if (!reduce_supported(dtype, op)) continue;
       for (const int ranks : {1, 2, 4, 7}) {
         ReduceCase tried{.dtype = dtype, .op = op, .ranks = ranks, .counts = few};

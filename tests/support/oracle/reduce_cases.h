@@ -1,7 +1,8 @@
 #pragma once
-/// What the reduction kernel is tried with, on a GPU (tests/gpu/shared_reduce_gpu_test.cc) and thread by thread on the host
-/// (tests/ops/gpu/kernels/shared_reduce_test.cc): every supported type and operation x numbers of ranks x scales x counts around the
-/// kernel's boundaries x alignments x in place or into one output. What must come out is computed by `reduce_job_on_host`. Any thread.
+/// What the reduction kernel is tried with, on a GPU (tests/gpu/shared_reduce_gpu_test.cc) and
+/// thread by thread on the host (tests/ops/gpu/kernels/shared_reduce_test.cc): every supported type
+/// and operation x numbers of ranks x scales x counts around the kernel's boundaries x alignments x
+/// in place or into one output. What must come out is computed by `reduce_job_on_host`. Any thread.
 
 #include <cstdint>
 #include <functional>
@@ -28,7 +29,8 @@ struct ReduceCase {
   std::string text() const;
 };
 
-/// Every rank's tensors in one block, on a 256-byte boundary; behind them the outputs that are no inputs.
+/// Every rank's tensors in one block, on a 256-byte boundary; behind them the outputs that are no
+/// inputs.
 class ReduceMemory {
  public:
   explicit ReduceMemory(const ReduceCase& tried);
@@ -43,9 +45,12 @@ class ReduceMemory {
   void replace(const std::vector<std::byte>& bytes) { bytes_ = bytes, aligned_.clear(); }
 
  private:
-  /// The bytes on a boundary, copied there at first use; copies of this object start from the bytes again.
+  /// The bytes on a boundary, copied there at first use; copies of this object start from the bytes
+  /// again.
   std::byte* aligned();
-  std::byte* boundary() { return aligned_.data() + (256 - reinterpret_cast<std::uintptr_t>(aligned_.data()) % 256) % 256; }
+  std::byte* boundary() {
+    return aligned_.data() + (256 - reinterpret_cast<std::uintptr_t>(aligned_.data()) % 256) % 256;
+  }
   const std::byte* current() { return aligned_.empty() ? bytes_.data() : boundary(); }
 
   std::size_t element_;

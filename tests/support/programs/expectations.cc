@@ -12,7 +12,8 @@ namespace hvd::test {
 
 namespace {
 
-constexpr std::array kKindWords{"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "control"};
+constexpr std::array kKindWords{"allreduce",     "allgather", "broadcast", "alltoall",
+                                "reducescatter", "barrier",   "join",      "control"};
 
 std::string word(OpKind kind) { return kKindWords[static_cast<std::size_t>(kind)]; }
 
@@ -44,7 +45,9 @@ std::size_t first_difference(const Calls& calls) {
     for (std::size_t t = 0; t < both; ++t) {
       const TensorDraw& a = call->tensors[t];
       const TensorDraw& b = calls[0]->tensors[t];
-      if (a.dtype == b.dtype && common_part(call->kind, a.shape) == common_part(call->kind, b.shape)) continue;
+      if (a.dtype == b.dtype &&
+          common_part(call->kind, a.shape) == common_part(call->kind, b.shape))
+        continue;
       first = std::min(first, t);
     }
     first = std::min(first, both);
@@ -55,7 +58,8 @@ std::size_t first_difference(const Calls& calls) {
 std::string tensor_text(const Call& call, std::size_t index) {
   if (index >= call.tensors.size()) return std::to_string(call.tensors.size()) + " tensors";
   if (call.kind == OpKind::Control) return "ranks " + text(call.tensors[index].shape);
-  const std::string what = std::string(oracle::type_name(call.tensors[index].dtype)) + " " + text(call.tensors[index].shape);
+  const std::string what = std::string(oracle::type_name(call.tensors[index].dtype)) + " " +
+                           text(call.tensors[index].shape);
   return call.tensors.size() == 1 ? what : "tensor " + std::to_string(index) + " is " + what;
 }
 
@@ -65,7 +69,8 @@ std::string grouped(const std::vector<int>& ranks, const Calls& calls, const Des
   std::vector<std::pair<std::string, std::vector<int>>> groups;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const std::string said = describe(*calls[i]);
-    const auto same = std::find_if(groups.begin(), groups.end(), [&](const auto& group) { return group.first == said; });
+    const auto same = std::find_if(groups.begin(), groups.end(),
+                                   [&](const auto& group) { return group.first == said; });
     if (same != groups.end()) {
       same->second.push_back(ranks[i]);
     } else {
@@ -73,7 +78,8 @@ std::string grouped(const std::vector<int>& ranks, const Calls& calls, const Des
     }
   }
   std::string all;
-  for (const auto& [said, who] : groups) all += (all.empty() ? "" : "; ") + ranks_text(who) + ": " + said;
+  for (const auto& [said, who] : groups)
+    all += (all.empty() ? "" : "; ") + ranks_text(who) + ": " + said;
   return all;
 }
 
@@ -81,7 +87,8 @@ std::string grouped(const std::vector<int>& ranks, const Calls& calls, const Des
 std::vector<std::string> disagreement(const std::vector<int>& ranks, const Calls& calls) {
   const Call& first = *calls[0];
   const auto differs = [&](auto&& of) {
-    return std::any_of(calls.begin(), calls.end(), [&](const Call* c) { return of(*c) != of(first); });
+    return std::any_of(calls.begin(), calls.end(),
+                       [&](const Call* c) { return of(*c) != of(first); });
   };
   const auto other_dtypes = [&](const Call* call) {
     for (std::size_t t = 0; t < std::min(call->tensors.size(), first.tensors.size()); ++t)
@@ -93,10 +100,15 @@ std::vector<std::string> disagreement(const std::vector<int>& ranks, const Calls
     for (const auto& tensor : call.tensors) all.push_back(common_part(call.kind, tensor.shape));
     return all;
   };
-  const auto tensor = [&, index = first_difference(calls)](const Call& call) { return tensor_text(call, index); };
-  if (std::any_of(calls.begin(), calls.end(), other_dtypes)) return {"the data type differs", grouped(ranks, calls, tensor)};
+  const auto tensor = [&, index = first_difference(calls)](const Call& call) {
+    return tensor_text(call, index);
+  };
+  if (std::any_of(calls.begin(), calls.end(), other_dtypes))
+    return {"the data type differs", grouped(ranks, calls, tensor)};
   if (differs(shapes)) return {"the shape differs", grouped(ranks, calls, tensor)};
-  const auto scales = [](const Call& call) { return "prescale " + text(call.prescale) + ", postscale " + text(call.postscale); };
+  const auto scales = [](const Call& call) {
+    return "prescale " + text(call.prescale) + ", postscale " + text(call.postscale);
+  };
   if (differs(scales)) return {"the scale factors differ", grouped(ranks, calls, scales)};
   const bool reduces = first.kind == OpKind::Allreduce || first.kind == OpKind::Reducescatter;
   const auto op = [](const Call& call) { return std::string(oracle::reduction_name(call.op)); };
@@ -108,7 +120,8 @@ std::vector<std::string> disagreement(const std::vector<int>& ranks, const Calls
 }
 
 std::string name_text(const Call& call) {
-  return call.name.empty() ? word(call.kind) + " '" + word(call.kind) + ".noname." : word(call.kind) + " '" + call.name + "'";
+  return call.name.empty() ? word(call.kind) + " '" + word(call.kind) + ".noname."
+                           : word(call.kind) + " '" + call.name + "'";
 }
 
 std::size_t row_bytes(const TensorDraw& tensor) {
@@ -118,11 +131,13 @@ std::size_t row_bytes(const TensorDraw& tensor) {
 }
 
 void append(Data& to, const Data& from, std::size_t begin, std::size_t size) {
-  to.insert(to.end(), from.begin() + static_cast<std::ptrdiff_t>(begin), from.begin() + static_cast<std::ptrdiff_t>(begin + size));
+  to.insert(to.end(), from.begin() + static_cast<std::ptrdiff_t>(begin),
+            from.begin() + static_cast<std::ptrdiff_t>(begin + size));
 }
 
 std::shared_ptr<const oracle::Expected> exactly(DataType dtype, Data data) {
-  return std::make_shared<const oracle::Expected>(oracle::Expected{dtype, std::move(data), {}, false});
+  return std::make_shared<const oracle::Expected>(
+      oracle::Expected{dtype, std::move(data), {}, false});
 }
 
 struct Taking {
@@ -137,7 +152,8 @@ void reduce_all(const Taking& taking, std::size_t t) {
   const TensorDraw& tensor = first.tensors[t];
   const auto count = static_cast<std::size_t>(element_count(tensor.shape));
   std::vector<Data> inputs;
-  const Data zeros(count * element_bytes(tensor.dtype));  // what those who have joined count as, each in its place
+  // what those who have joined count as, each in its place
+  const Data zeros(count * element_bytes(tensor.dtype));
   std::size_t next = 0;
   for (const int rank : taking.set) {
     const bool takes_part = next < taking.ranks.size() && taking.ranks[next] == rank;
@@ -147,7 +163,8 @@ void reduce_all(const Taking& taking, std::size_t t) {
   const oracle::Reduction reduction{tensor.dtype, first.op, first.prescale, first.postscale};
   auto result = oracle::reduced(reduction, inputs, /*any_order=*/false);
   if (first.kind == OpKind::Allreduce) {
-    const auto all = result.cancels ? nullptr : std::make_shared<const oracle::Expected>(std::move(result));
+    const auto all =
+        result.cancels ? nullptr : std::make_shared<const oracle::Expected>(std::move(result));
     for (Expected* expected : taking.expected) expected->outputs.push_back(all);
     return;
   }
@@ -159,7 +176,8 @@ void reduce_all(const Taking& taking, std::size_t t) {
     Data own;
     append(own, result.bytes, at, bytes);
     at += bytes;
-    taking.expected[static_cast<std::size_t>(i)]->outputs.push_back(exactly(tensor.dtype, std::move(own)));
+    taking.expected[static_cast<std::size_t>(i)]->outputs.push_back(
+        exactly(tensor.dtype, std::move(own)));
   }
 }
 
@@ -173,26 +191,31 @@ void exchange(const Taking& taking, std::size_t t) {
     std::int64_t begin = 0;
     for (std::size_t to = 0; to < taking.ranks.size(); ++to) {
       const std::int64_t rows = gathers ? tensor.shape[0] : tensor.splits[to];
-      append(outputs[to], input, static_cast<std::size_t>(begin) * row_bytes(tensor), static_cast<std::size_t>(rows) * row_bytes(tensor));
+      append(outputs[to], input, static_cast<std::size_t>(begin) * row_bytes(tensor),
+             static_cast<std::size_t>(rows) * row_bytes(tensor));
       taking.expected[to]->rows.back().push_back(rows);
       if (!gathers) begin += rows;
     }
   }
   for (std::size_t i = 0; i < outputs.size(); ++i)
-    taking.expected[i]->outputs.push_back(exactly(taking.calls[i]->tensors[t].dtype, std::move(outputs[i])));
+    taking.expected[i]->outputs.push_back(
+        exactly(taking.calls[i]->tensors[t].dtype, std::move(outputs[i])));
 }
 
 void broadcast(const Taking& taking, std::size_t t) {
   const int root = taking.calls[0]->root;
-  const auto place = static_cast<std::size_t>(std::find(taking.ranks.begin(), taking.ranks.end(), root) - taking.ranks.begin());
-  const auto all = exactly(taking.calls[place]->tensors[t].dtype, input_of(*taking.calls[place], root, t));
+  const auto place = static_cast<std::size_t>(
+      std::find(taking.ranks.begin(), taking.ranks.end(), root) - taking.ranks.begin());
+  const auto all =
+      exactly(taking.calls[place]->tensors[t].dtype, input_of(*taking.calls[place], root, t));
   for (Expected* expected : taking.expected) expected->outputs.push_back(all);
 }
 
 void results(const Taking& taking) {
   const Call& first = *taking.calls[0];
   for (std::size_t t = 0; t < first.tensors.size(); ++t) {
-    const bool present = std::any_of(taking.calls.begin(), taking.calls.end(), [&](const Call* call) { return call->tensors[t].present; });
+    const bool present = std::any_of(taking.calls.begin(), taking.calls.end(),
+                                     [&](const Call* call) { return call->tensors[t].present; });
     for (Expected* expected : taking.expected) expected->present.push_back(present);
     if (!present) {
       for (Expected* expected : taking.expected) expected->outputs.push_back(nullptr);
@@ -216,7 +239,8 @@ Data input_of(const Call& call, int rank, std::size_t tensor) {
 }
 
 bool is_defined(OpKind kind, DataType dtype, ReduceOp op) {
-  if (kind == OpKind::Reducescatter) return (op == ReduceOp::Sum || op == ReduceOp::Average) && dtype != DataType::Bool;
+  if (kind == OpKind::Reducescatter)
+    return (op == ReduceOp::Sum || op == ReduceOp::Average) && dtype != DataType::Bool;
   return kind != OpKind::Allreduce || oracle::allreduce_is_defined(dtype, op);
 }
 
@@ -236,7 +260,8 @@ void fill_expectations(Op& op, const std::vector<int>& set) {
   const Call& first = *calls[0];
   auto fragments = disagreement(ranks, calls);
   auto kind = fragments.empty() ? Expected::Kind::Result : Expected::Kind::Mismatch;
-  if (fragments.empty() && !joined.empty() && first.kind != OpKind::Allreduce && first.kind != OpKind::Barrier) {
+  if (fragments.empty() && !joined.empty() && first.kind != OpKind::Allreduce &&
+      first.kind != OpKind::Barrier) {
     kind = Expected::Kind::Joined;
     fragments = {ranks_text(joined) + (joined.size() == 1 ? " has joined" : " have joined")};
   }
@@ -246,7 +271,8 @@ void fill_expectations(Op& op, const std::vector<int>& set) {
     one->fragments = fragments;
     one->fragments.push_back(name_text(first));
   }
-  if (kind == Expected::Kind::Result && first.kind < OpKind::Barrier) results({set, ranks, calls, expected});
+  if (kind == Expected::Kind::Result && first.kind < OpKind::Barrier)
+    results({set, ranks, calls, expected});
 }
 
 std::string ranks_text(const std::vector<int>& ranks) {
@@ -254,7 +280,8 @@ std::string ranks_text(const std::vector<int>& ranks) {
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const std::size_t begin = i;
     while (i + 1 < ranks.size() && ranks[i + 1] == ranks[i] + 1) ++i;
-    all += (all.empty() ? "" : ", ") + std::to_string(ranks[begin]) + (i > begin ? "-" + std::to_string(ranks[i]) : "");
+    all += (all.empty() ? "" : ", ") + std::to_string(ranks[begin]) +
+           (i > begin ? "-" + std::to_string(ranks[i]) : "");
   }
   return (ranks.size() == 1 ? "rank " : "ranks ") + all;
 }

@@ -1,6 +1,7 @@
 #pragma once
-/// What a program's operations must result in, found from the program alone: who gets what, and who disagrees with whom in which words. The
-/// numbers are the oracle's (oracle.h). Shares nothing with the library but the words of hvd/types.h. Pure functions.
+/// What a program's operations must result in, found from the program alone: who gets what, and who
+/// disagrees with whom in which words. The numbers are the oracle's (oracle.h). Shares nothing with
+/// the library but the words of hvd/types.h. Pure functions.
 
 #include <string>
 #include <vector>

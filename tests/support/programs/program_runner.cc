@@ -36,7 +36,8 @@ class Memory {
   [[nodiscard]] std::byte* data() const { return base_; }
   [[nodiscard]] std::span<const std::byte> bytes() const { return {base_, size_}; }
   [[nodiscard]] bool intact() const {
-    return std::all_of(base_ + size_, base_ + size_ + kMargin, [](std::byte byte) { return byte == kUnset; });
+    return std::all_of(base_ + size_, base_ + size_ + kMargin,
+                       [](std::byte byte) { return byte == kUnset; });
   }
 
  private:
@@ -65,8 +66,8 @@ struct Common {
 
   void fail(int rank, std::size_t phase, std::size_t op, const std::string& what) {
     const std::lock_guard lock(mutex);
-    failures.push_back("phase " + std::to_string(phase) + " operation " + std::to_string(op) + " rank " + std::to_string(rank) + ": " +
-                       what);
+    failures.push_back("phase " + std::to_string(phase) + " operation " + std::to_string(op) +
+                       " rank " + std::to_string(rank) + ": " + what);
   }
 };
 
@@ -93,17 +94,22 @@ Submission submission_of(const Call& call, int rank, Arena& arena, Started& star
     std::copy(data.begin(), data.end(), in->data());
     auto& out = started.out.emplace_back();
     const bool same_size = call.kind == OpKind::Allreduce || call.kind == OpKind::Broadcast;
-    if (same_size && !draw.in_place) out = std::make_unique<Memory>(data.size(), t % 2 == 0 ? draw.place : Place::Heap, arena);
+    if (same_size && !draw.in_place)
+      out = std::make_unique<Memory>(data.size(), t % 2 == 0 ? draw.place : Place::Heap, arena);
     // At the most as large as the input: room for any rank's part of it.
-    if (call.kind == OpKind::Reducescatter && !draw.allocated) out = std::make_unique<Memory>(data.size(), Place::Heap, arena);
+    if (call.kind == OpKind::Reducescatter && !draw.allocated)
+      out = std::make_unique<Memory>(data.size(), Place::Heap, arena);
     void* output = out ? out->data() : same_size ? in->data() : nullptr;
-    submission.tensors.push_back({in->data(), output, draw.dtype, draw.shape, nullptr, draw.present, draw.splits});
+    submission.tensors.push_back(
+        {in->data(), output, draw.dtype, draw.shape, nullptr, draw.present, draw.splits});
     std::size_t row = element_bytes(draw.dtype);
-    for (std::size_t d = 1; d < draw.shape.size(); ++d) row *= static_cast<std::size_t>(draw.shape[d]);
+    for (std::size_t d = 1; d < draw.shape.size(); ++d)
+      row *= static_cast<std::size_t>(draw.shape[d]);
     rows.push_back(row);
   }
   submission.allocate = [&started, rows, &arena](std::size_t index, std::int64_t count) -> void* {
-    started.out[index] = std::make_unique<Memory>(rows[index] * static_cast<std::size_t>(count), Place::Heap, arena);
+    started.out[index] =
+        std::make_unique<Memory>(rows[index] * static_cast<std::size_t>(count), Place::Heap, arena);
     return started.out[index]->data();
   };
   return submission;
@@ -116,7 +122,9 @@ SmallCall small_call(Submission& submission, std::vector<std::int64_t>& received
   call.received = received;
   if (call.output != nullptr || submission.tensors.empty()) return call;
   call.context = &submission;
-  call.allocate = [](void* context, std::int64_t rows) { return static_cast<Submission*>(context)->allocate(0, rows); };
+  call.allocate = [](void* context, std::int64_t rows) {
+    return static_cast<Submission*>(context)->allocate(0, rows);
+  };
   return call;
 }
 
@@ -134,7 +142,8 @@ class RankRun {
   void run() {
     const auto& threads = phase_.steps[static_cast<std::size_t>(rank_)];
     std::vector<std::thread> others;
-    for (std::size_t t = 1; t + 1 < threads.size(); ++t) others.emplace_back([this, &steps = threads[t]] { follow(steps); });
+    for (std::size_t t = 1; t + 1 < threads.size(); ++t)
+      others.emplace_back([this, &steps = threads[t]] { follow(steps); });
     follow(threads.front());
     for (auto& thread : others) thread.join();
     follow(threads.back());
@@ -146,7 +155,8 @@ class RankRun {
       try {
         take(step);
       } catch (const std::exception& error) {
-        common_.fail(rank_, index_, step.op, std::string("unexpected ") + typeid(error).name() + ": " + error.what());
+        common_.fail(rank_, index_, step.op,
+                     std::string("unexpected ") + typeid(error).name() + ": " + error.what());
       }
     }
   }
@@ -168,7 +178,8 @@ class RankRun {
       case Step::Kind::Refused: {
         Started started;
         Arena& arena = common_.world.arena(rank_);
-        return refused(step, [&] { engine_.submit(submission_of(step.refused, rank_, arena, started)); });
+        return refused(step,
+                       [&] { engine_.submit(submission_of(step.refused, rank_, arena, started)); });
       }
       case Step::Kind::OpenGate:
         return common_.gates[index_].store(true);
@@ -179,13 +190,16 @@ class RankRun {
 
   void submit(std::size_t op, After after) {
     Started& started = started_[op];
-    started.pending = engine_.submit(submission_of(*call(op), rank_, common_.world.arena(rank_), started), after);
+    started.pending =
+        engine_.submit(submission_of(*call(op), rank_, common_.world.arena(rank_), started), after);
   }
 
   /// Runs it on the fast path; returns false, and nothing has happened, where it has none.
   bool run_fast(std::size_t op) {
     const Call& own = *call(op);
-    if (own.kind > OpKind::Barrier || own.tensors.size() > 1 || (own.tensors.size() == 1 && !own.tensors.front().present)) return false;
+    if (own.kind > OpKind::Barrier || own.tensors.size() > 1 ||
+        (own.tensors.size() == 1 && !own.tensors.front().present))
+      return false;
     Started& started = started_[op];
     Submission submission = submission_of(own, rank_, common_.world.arena(rank_), started);
     std::vector<std::int64_t> received;
@@ -239,42 +253,54 @@ class RankRun {
       type = &typeid(error);
       text = error.what();
     }
-    static const std::type_info* const kTypes[] = {nullptr, &typeid(Mismatch), &typeid(InvalidArgument), &typeid(DuplicateName),
+    static const std::type_info* const kTypes[] = {nullptr, &typeid(Mismatch),
+                                                   &typeid(InvalidArgument), &typeid(DuplicateName),
                                                    &typeid(Joined)};
     const auto* const wanted = kTypes[static_cast<std::size_t>(step.refusal.kind)];
     if (type == nullptr || *type != *wanted)
       return common_.fail(rank_, index_, step.op,
-                          std::string("expected ") + wanted->name() + ", got " + (type ? type->name() : "a result") + ": " + text);
+                          std::string("expected ") + wanted->name() + ", got " +
+                              (type ? type->name() : "a result") + ": " + text);
     for (const auto& fragment : step.refusal.fragments)
-      if (text.find(fragment) == std::string::npos) common_.fail(rank_, index_, step.op, "no '" + fragment + "' in the message: " + text);
+      if (text.find(fragment) == std::string::npos)
+        common_.fail(rank_, index_, step.op, "no '" + fragment + "' in the message: " + text);
   }
 
-  void check_result(std::size_t op, const Call& call, const Started& started, const Expected& expected) {
+  void check_result(std::size_t op, const Call& call, const Started& started,
+                    const Expected& expected) {
     const auto check = [&](bool good, const std::string& what) {
       if (!good) common_.fail(rank_, index_, op, "'" + call.name + "': " + what);
     };
     const HandleState& pending = *started.pending;
     if (expected.value)
-      check(pending.value == *expected.value, "value " + std::to_string(pending.value) + ", not " + std::to_string(*expected.value));
+      check(pending.value == *expected.value,
+            "value " + std::to_string(pending.value) + ", not " + std::to_string(*expected.value));
     if (call.kind >= OpKind::Barrier) return;
     check(pending.present_anywhere == expected.present, "who has which tensor");
     if (is_row_output(call.kind)) check(pending.rows == expected.rows, "rows from each rank");
     for (std::size_t t = 0; t < call.tensors.size(); ++t) {
-      const std::string which = "tensor " + std::to_string(t) + " of kind " + std::to_string(static_cast<int>(call.kind)) + ": ";
+      const std::string which = "tensor " + std::to_string(t) + " of kind " +
+                                std::to_string(static_cast<int>(call.kind)) + ": ";
       const Memory* out = started.out[t].get();
       if (out != nullptr || is_row_output(call.kind))
-        check(std::ranges::equal(started.in[t]->bytes(), started.inputs[t]), which + "the input has changed");
-      check(started.in[t]->intact() && (out == nullptr || out->intact()), which + "written past its end");
+        check(std::ranges::equal(started.in[t]->bytes(), started.inputs[t]),
+              which + "the input has changed");
+      check(started.in[t]->intact() && (out == nullptr || out->intact()),
+            which + "written past its end");
       if (!expected.outputs[t]) continue;
       const oracle::Expected& wanted = *expected.outputs[t];
       const auto got = out != nullptr ? out->bytes() : started.in[t]->bytes();
-      const std::string wrong = got.size() < wanted.bytes.size() ? "too short" : oracle::difference(wanted, got.data());
-      check(wrong.empty(), which + "dtype " + std::to_string(static_cast<int>(call.tensors[t].dtype)) + " op " +
+      const std::string wrong =
+          got.size() < wanted.bytes.size() ? "too short" : oracle::difference(wanted, got.data());
+      check(wrong.empty(), which + "dtype " +
+                               std::to_string(static_cast<int>(call.tensors[t].dtype)) + " op " +
                                std::to_string(static_cast<int>(call.op)) + ": " + wrong);
     }
   }
 
-  [[nodiscard]] const std::optional<Call>& call(std::size_t op) const { return phase_.ops[op].calls[static_cast<std::size_t>(rank_)]; }
+  [[nodiscard]] const std::optional<Call>& call(std::size_t op) const {
+    return phase_.ops[op].calls[static_cast<std::size_t>(rank_)];
+  }
 
   Common& common_;
   const int rank_;
@@ -284,8 +310,8 @@ class RankRun {
   std::vector<Started> started_;
 };
 
-/// Everything has been waited for everywhere, so nothing may be staged any more. In one domain: what was exchanged is given back when the
-/// next tensor is staged.
+/// Everything has been waited for everywhere, so nothing may be staged any more. In one domain:
+/// what was exchanged is given back when the next tensor is staged.
 void look_for_leaks(Common& common, int rank, Engine& engine) {
   Submission barrier;
   barrier.kind = OpKind::Barrier;
@@ -296,7 +322,9 @@ void look_for_leaks(Common& common, int rank, Engine& engine) {
   engine.wait(*engine.submit(allreduce_of(values, "last", DataType::Float32), After::Wait));
   EngineProbe::drop_persistent(engine);
   const std::size_t used = common.world.arena(rank).used_bytes();
-  if (used > 0) common.fail(rank, common.program.phases.size(), 0, std::to_string(used) + " bytes of shared memory are never given back");
+  if (used > 0)
+    common.fail(rank, common.program.phases.size(), 0,
+                std::to_string(used) + " bytes of shared memory are never given back");
 }
 
 }  // namespace
@@ -305,20 +333,30 @@ std::vector<std::string> run_program(const Program& program) {
   Config config;
   config.fusion_threshold_bytes = program.fusion_threshold;
   config.cache_capacity = program.cache_capacity;
-  config.direct_copies = std::array{DirectCopies::On, DirectCopies::Relayed, DirectCopies::Off}[program.seed % 3];
+  config.direct_copies =
+      std::array{DirectCopies::On, DirectCopies::Relayed, DirectCopies::Off}[program.seed % 3];
   config.stall_check_time = std::chrono::seconds(10);  // who waits for whom, should it hang
   config.process_sets = program.static_sets;
-  ThreadWorld world({.size = program.size, .domains = program.domains, .config = config, .cores = program.cores});
+  ThreadWorld world(
+      {.size = program.size, .domains = program.domains, .config = config, .cores = program.cores});
   const auto size = static_cast<std::size_t>(program.size);
-  Common common{program, world, std::vector<std::atomic<bool>>(program.phases.size()), std::vector<std::atomic<std::size_t>>(size), {}, {}};
-  const Watchdog watchdog("a random program, HVD_TEST_SEED=" + std::to_string(program.seed) + " HVD_TEST_PROGRAMS=1", kLimit, [&] {
-    std::string text = describe(program);
-    for (std::size_t rank = 0; rank < size; ++rank)
-      text += "\n  rank " + std::to_string(rank) + " in phase " + std::to_string(common.phases[rank].load());
-    const std::lock_guard lock(common.mutex);
-    for (const auto& failure : common.failures) text += "\n  " + failure;
-    return text;
-  });
+  Common common{program,
+                world,
+                std::vector<std::atomic<bool>>(program.phases.size()),
+                std::vector<std::atomic<std::size_t>>(size),
+                {},
+                {}};
+  const Watchdog watchdog(
+      "a random program, HVD_TEST_SEED=" + std::to_string(program.seed) + " HVD_TEST_PROGRAMS=1",
+      kLimit, [&] {
+        std::string text = describe(program);
+        for (std::size_t rank = 0; rank < size; ++rank)
+          text += "\n  rank " + std::to_string(rank) + " in phase " +
+                  std::to_string(common.phases[rank].load());
+        const std::lock_guard lock(common.mutex);
+        for (const auto& failure : common.failures) text += "\n  " + failure;
+        return text;
+      });
   world.run([&](int rank, Engine& engine) {
     for (std::size_t phase = 0; phase < program.phases.size(); ++phase) {
       common.phases[static_cast<std::size_t>(rank)] = phase;
@@ -327,7 +365,8 @@ std::vector<std::string> run_program(const Program& program) {
     try {
       look_for_leaks(common, rank, engine);
     } catch (const std::exception& error) {
-      common.fail(rank, program.phases.size(), 0, std::string("unexpected at the end: ") + error.what());
+      common.fail(rank, program.phases.size(), 0,
+                  std::string("unexpected at the end: ") + error.what());
     }
   });
   return common.failures;

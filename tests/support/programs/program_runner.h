@@ -1,5 +1,6 @@
 #pragma once
-/// Runs a random program on a thread world and compares what every rank gets with what the oracle expects.
+/// Runs a random program on a thread world and compares what every rank gets with what the oracle
+/// expects.
 
 #include <string>
 #include <vector>
@@ -8,7 +9,8 @@
 
 namespace hvd::test {
 
-/// What was not as expected, a line each. A hang ends the test program, with the seed in its last words.
+/// What was not as expected, a line each. A hang ends the test program, with the seed in its last
+/// words.
 std::vector<std::string> run_program(const Program& program);
 
 }  // namespace hvd::test

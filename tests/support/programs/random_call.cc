@@ -9,27 +9,34 @@ namespace hvd::test {
 namespace {
 
 const std::vector<double> kScales{1, 1, 1, 1, 0.5, 2, -1.5, 0.1, 3};
-const std::vector<Shape> kShapes{{}, {0}, {1}, {2}, {7}, {33}, {3, 5}, {17, 3}, {5, 1, 2}, {2, 0, 3}, {64, 33}, {9, 1}};
+const std::vector<Shape> kShapes{{},     {0},     {1},       {2},       {7},      {33},
+                                 {3, 5}, {17, 3}, {5, 1, 2}, {2, 0, 3}, {64, 33}, {9, 1}};
 const std::vector<Shape> kMedium{{4099}, {20, 211}, {9001, 1}, {30011}, {3, 10007}, {64, 1027}};
 const std::vector<Shape> kLarge{{30011}, {173, 211}, {70003}, {64, 1027}};
 
-bool by_rows(OpKind kind) { return kind == OpKind::Allgather || kind == OpKind::Alltoall || kind == OpKind::Reducescatter; }
+bool by_rows(OpKind kind) {
+  return kind == OpKind::Allgather || kind == OpKind::Alltoall || kind == OpKind::Reducescatter;
+}
 
 DataType draw_dtype(Random& random, OpKind kind, ReduceOp op) {
   while (true)
-    if (const auto dtype = static_cast<DataType>(random.below(kDataTypes)); is_defined(kind, dtype, op)) return dtype;
+    if (const auto dtype = static_cast<DataType>(random.below(kDataTypes));
+        is_defined(kind, dtype, op))
+      return dtype;
 }
 
 Shape draw_shape(Random& random, OpKind kind, const CallLimits& limits) {
   while (true) {
-    Shape shape = limits.large_tensors && random.one_in(25) ? random.pick(kLarge) : random.pick(kShapes);
+    Shape shape =
+        limits.large_tensors && random.one_in(25) ? random.pick(kLarge) : random.pick(kShapes);
     if (!shape.empty() || !by_rows(kind)) return shape;
   }
 }
 
 std::vector<std::int64_t> draw_splits(Random& random, std::int64_t rows, std::size_t ranks) {
   std::vector<std::int64_t> splits;
-  if (random.one_in(3) && rows % static_cast<std::int64_t>(ranks) == 0) return std::vector(ranks, rows / static_cast<std::int64_t>(ranks));
+  if (random.one_in(3) && rows % static_cast<std::int64_t>(ranks) == 0)
+    return std::vector(ranks, rows / static_cast<std::int64_t>(ranks));
   for (std::size_t i = 0; i < ranks; ++i) {
     splits.push_back(random.one_in(4) ? 0 : random.below(static_cast<int>(rows) + 1));
     rows -= splits.back();
@@ -43,7 +50,8 @@ void draw_own(Random& random, Call& call, std::size_t ranks) {
   for (auto& tensor : call.tensors) {
     if (call.kind == OpKind::Allgather || call.kind == OpKind::Alltoall) {
       if (tensor.shape[0] < 100 && !random.one_in(3)) tensor.shape[0] = random.below(9);
-      if (call.kind == OpKind::Alltoall) tensor.splits = draw_splits(random, tensor.shape[0], ranks);
+      if (call.kind == OpKind::Alltoall)
+        tensor.splits = draw_splits(random, tensor.shape[0], ranks);
     }
     tensor.present = !can_be_absent || random.one_in(2);
     tensor.in_place = random.one_in(2);
@@ -59,7 +67,10 @@ std::vector<int> some_of(Random& random, std::vector<int> ranks) {
 }
 
 bool spoil_call(Random& random, Call& call, int how, const std::vector<int>& set) {
-  const auto at = call.tensors.empty() ? 0 : static_cast<std::size_t>(random.below(static_cast<int>(call.tensors.size())));
+  const auto at =
+      call.tensors.empty()
+          ? 0
+          : static_cast<std::size_t>(random.below(static_cast<int>(call.tensors.size())));
   switch (how) {
     case 0: {
       if (call.tensors.empty()) return false;
@@ -74,7 +85,9 @@ bool spoil_call(Random& random, Call& call, int how, const std::vector<int>& set
       const bool first_counts = call.kind != OpKind::Allgather && call.kind != OpKind::Alltoall;
       if (shape.empty() || random.one_in(3)) {
         shape.push_back(random.between(1, 2));
-      } else if (const std::size_t d = static_cast<std::size_t>(random.below(static_cast<int>(shape.size()))); d > 0 || first_counts) {
+      } else if (const std::size_t d =
+                     static_cast<std::size_t>(random.below(static_cast<int>(shape.size())));
+                 d > 0 || first_counts) {
         ++shape[d];
       } else {
         return false;
@@ -90,7 +103,9 @@ bool spoil_call(Random& random, Call& call, int how, const std::vector<int>& set
       const auto was = call.op;
       for (int tries = 0; tries < 10 && call.op == was; ++tries) {
         const auto other = static_cast<ReduceOp>(random.below(6));
-        const auto good = [&](const TensorDraw& tensor) { return is_defined(call.kind, tensor.dtype, other); };
+        const auto good = [&](const TensorDraw& tensor) {
+          return is_defined(call.kind, tensor.dtype, other);
+        };
         if (std::all_of(call.tensors.begin(), call.tensors.end(), good)) call.op = other;
       }
       return call.op != was;
@@ -109,7 +124,8 @@ bool spoil_call(Random& random, Call& call, int how, const std::vector<int>& set
 
 }  // namespace
 
-Op draw_op(Random& random, OpKind kind, int set, const std::vector<int>& ranks, int world, std::string name, const CallLimits& limits) {
+Op draw_op(Random& random, OpKind kind, int set, const std::vector<int>& ranks, int world,
+           std::string name, const CallLimits& limits) {
   Call call;
   call.value_seed = random.next();
   call.kind = kind;
@@ -117,7 +133,8 @@ Op draw_op(Random& random, OpKind kind, int set, const std::vector<int>& ranks, 
   call.set = set;
   if (reduces(kind)) {
     do call.op = static_cast<ReduceOp>(random.below(6));
-    while (kind == OpKind::Reducescatter && call.op != ReduceOp::Sum && call.op != ReduceOp::Average);
+    while (kind == OpKind::Reducescatter && call.op != ReduceOp::Sum &&
+           call.op != ReduceOp::Average);
     call.prescale = random.pick(kScales);
     call.postscale = random.pick(kScales);
   }
@@ -142,7 +159,8 @@ Op draw_op(Random& random, OpKind kind, int set, const std::vector<int>& ranks, 
   return op;
 }
 
-Op draw_steady_op(Random& random, OpKind kind, int set, const std::vector<int>& ranks, int world, std::string name) {
+Op draw_steady_op(Random& random, OpKind kind, int set, const std::vector<int>& ranks, int world,
+                  std::string name) {
   Op op = draw_op(random, kind, set, ranks, world, std::move(name), {1, false});
   if (kind == OpKind::Barrier) return op;
   TensorDraw alike = op.calls[static_cast<std::size_t>(ranks.front())]->tensors.front();
@@ -165,7 +183,9 @@ bool spoil(Random& random, Op& op, const std::vector<int>& ranks) {
   const int how = random.below(6);
   bool spoilt = false;
   for (const int rank : some_of(random, callers))
-    spoilt = spoil_call(random, *op.calls[static_cast<std::size_t>(rank)], random.one_in(8) ? random.below(6) : how, ranks) || spoilt;
+    spoilt = spoil_call(random, *op.calls[static_cast<std::size_t>(rank)],
+                        random.one_in(8) ? random.below(6) : how, ranks) ||
+             spoilt;
   return spoilt;
 }
 
@@ -176,7 +196,8 @@ Step draw_refusal(Random& random, int rank, int world, const std::vector<SetDraw
   const auto refused = [&](OpKind kind, int set, const std::string& why) {
     const auto& members = sets[static_cast<std::size_t>(set)].ranks;
     const std::string name = random.one_in(3) ? "" : "refused";
-    step.refused = *draw_op(random, kind, set, members, world, name, {2, false}).calls[static_cast<std::size_t>(members[0])];
+    step.refused = *draw_op(random, kind, set, members, world, name, {2, false})
+                        .calls[static_cast<std::size_t>(members[0])];
     step.refusal.fragments = {why, "'" + name + "'"};
   };
   switch (random.below(6)) {
@@ -192,7 +213,8 @@ Step draw_refusal(Random& random, int rank, int world, const std::vector<SetDraw
       for (std::size_t i = 0; i < sets.size(); ++i) {
         const auto& ranks = sets[i].ranks;
         if (sets[i].removed || std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) continue;
-        refused(OpKind::Allgather, static_cast<int>(i), "rank " + std::to_string(rank) + " is not in process set " + std::to_string(i));
+        refused(OpKind::Allgather, static_cast<int>(i),
+                "rank " + std::to_string(rank) + " is not in process set " + std::to_string(i));
         return step;
       }
       [[fallthrough]];

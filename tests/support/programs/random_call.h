@@ -1,5 +1,6 @@
 #pragma once
-/// Single operations drawn from random: a right one for every rank of a process set, a wrong one, and calls that are refused.
+/// Single operations drawn from random: a right one for every rank of a process set, a wrong one,
+/// and calls that are refused.
 
 #include <string>
 #include <vector>
@@ -14,13 +15,18 @@ struct CallLimits {
   bool large_tensors = true;
 };
 
-/// The operation for each rank of `ranks`, the members of `set`; `world` is the number of all ranks.
-Op draw_op(Random& random, OpKind kind, int set, const std::vector<int>& ranks, int world, std::string name, const CallLimits& limits);
+/// The operation for each rank of `ranks`, the members of `set`; `world` is the number of all
+/// ranks.
+Op draw_op(Random& random, OpKind kind, int set, const std::vector<int>& ranks, int world,
+           std::string name, const CallLimits& limits);
 
-/// One that all ranks of `ranks` submit alike, so that it may come back: of one tensor, often of medium size.
-Op draw_steady_op(Random& random, OpKind kind, int set, const std::vector<int>& ranks, int world, std::string name);
+/// One that all ranks of `ranks` submit alike, so that it may come back: of one tensor, often of
+/// medium size.
+Op draw_steady_op(Random& random, OpKind kind, int set, const std::vector<int>& ranks, int world,
+                  std::string name);
 
-/// Changes what some ranks say, so that they disagree. False if there is nothing in it to disagree about.
+/// Changes what some ranks say, so that they disagree. False if there is nothing in it to disagree
+/// about.
 bool spoil(Random& random, Op& op, const std::vector<int>& ranks);
 
 /// A call that is refused on this rank, and how.

@@ -20,15 +20,19 @@ using Steps = std::vector<Step>;
 class Builder {
  public:
   explicit Builder(std::uint64_t seed) : dice_(Random::mixed(seed) ^ seed) {
-    static const std::vector<std::pair<int, int>> kWorlds{{1, 1}, {2, 1}, {2, 2}, {3, 1}, {3, 2}, {3, 3},
-                                                          {4, 1}, {4, 1}, {4, 2}, {4, 3}, {7, 1}, {7, 3}};
+    static const std::vector<std::pair<int, int>> kWorlds{{1, 1}, {2, 1}, {2, 2}, {3, 1},
+                                                          {3, 2}, {3, 3}, {4, 1}, {4, 1},
+                                                          {4, 2}, {4, 3}, {7, 1}, {7, 3}};
     program_.seed = seed;
     std::tie(program_.size, program_.domains) = dice_.pick(kWorlds);
-    program_.fusion_threshold = dice_.pick(std::vector<std::uint64_t>{0, 4096, std::uint64_t{128} << 20});
+    program_.fusion_threshold =
+        dice_.pick(std::vector<std::uint64_t>{0, 4096, std::uint64_t{128} << 20});
     program_.cache_capacity = dice_.pick(std::vector<std::uint32_t>{16, 32, 64, 4096, 4096});
     program_.cores = dice_.pick(std::vector<unsigned>{1, 2, 16});
     limits_.largest_group = program_.cache_capacity > 16 ? 4 : 1;
-    slots_ = program_.cache_capacity > 16 ? std::min(24, (static_cast<int>(program_.cache_capacity) - 3) / 4 - 1) : 11;
+    slots_ = program_.cache_capacity > 16
+                 ? std::min(24, (static_cast<int>(program_.cache_capacity) - 3) / 4 - 1)
+                 : 11;
     sets_.push_back({everyone(), false});
     for (int i = dice_.below(3); i > 0; --i) {
       program_.static_sets.push_back(some_ranks());
@@ -69,14 +73,18 @@ class Builder {
   }
   int some_set() {
     while (true)
-      if (const int set = dice_.one_in(2) ? 0 : dice_.below(static_cast<int>(sets_.size())); !sets_[static_cast<std::size_t>(set)].removed)
+      if (const int set = dice_.one_in(2) ? 0 : dice_.below(static_cast<int>(sets_.size()));
+          !sets_[static_cast<std::size_t>(set)].removed)
         return set;
   }
-  const std::vector<int>& ranks_of(int set) const { return sets_[static_cast<std::size_t>(set)].ranks; }
+  const std::vector<int>& ranks_of(int set) const {
+    return sets_[static_cast<std::size_t>(set)].ranks;
+  }
   OpKind some_kind() {
-    static const std::vector<OpKind> kKinds{OpKind::Allreduce, OpKind::Allreduce,     OpKind::Allreduce,
-                                            OpKind::Allreduce, OpKind::Allgather,     OpKind::Broadcast,
-                                            OpKind::Alltoall,  OpKind::Reducescatter, OpKind::Barrier};
+    static const std::vector<OpKind> kKinds{
+        OpKind::Allreduce, OpKind::Allreduce,     OpKind::Allreduce,
+        OpKind::Allreduce, OpKind::Allgather,     OpKind::Broadcast,
+        OpKind::Alltoall,  OpKind::Reducescatter, OpKind::Barrier};
     return dice_.pick(kKinds);
   }
 
@@ -92,7 +100,9 @@ class Builder {
   /// Ranks that are ahead would fill a small table with the names of several phases.
   void end(Phase& phase) {
     if (program_.cache_capacity >= 4096 && dice_.one_in(2)) return;
-    const std::size_t op = add(phase, draw_op(dice_, OpKind::Barrier, 0, everyone(), program_.size, "end of phase", limits_), 0);
+    const std::size_t op = add(
+        phase,
+        draw_op(dice_, OpKind::Barrier, 0, everyone(), program_.size, "end of phase", limits_), 0);
     for (auto& steps : phase.steps) steps.back().push_back({StepKind::SubmitAndWait, op, {}, {}});
   }
   std::size_t add(Phase& phase, Op op, int set) {
@@ -103,8 +113,10 @@ class Builder {
   /// One that no other operation of its kind has in this phase; often one of earlier phases.
   std::string name(OpKind kind, int set) {
     while (true) {
-      std::string drawn = std::to_string(static_cast<int>(kind)) + "/" +
-                          std::string(1, static_cast<char>('a' + dice_.below(6 + static_cast<int>(names_.size()) / 2)));
+      std::string drawn =
+          std::to_string(static_cast<int>(kind)) + "/" +
+          std::string(
+              1, static_cast<char>('a' + dice_.below(6 + static_cast<int>(names_.size()) / 2)));
       if (dice_.one_in(20)) drawn += "/fresh \"name\" " + std::to_string(dice_.next() % 1000);
       if (names_.insert({set, kind, drawn}).second) return drawn;
     }
@@ -124,7 +136,9 @@ class Builder {
     left_ -= slots_of(op);
     return left_ >= 0;
   }
-  Step refusal(int rank) { return draw_refusal(dice_, rank, program_.size, steady_sets_.empty() ? sets_ : steady_sets_); }
+  Step refusal(int rank) {
+    return draw_refusal(dice_, rank, program_.size, steady_sets_.empty() ? sets_ : steady_sets_);
+  }
   StepKind waiting() { return dice_.one_in(3) ? StepKind::Poll : StepKind::Wait; }
 
   // ---- everything at once, in another order on each rank
@@ -139,7 +153,8 @@ class Builder {
     }
     const std::size_t orderly = phase.ops.size();
     std::vector<std::pair<int, SetDraw>> changes;
-    const auto orphans = dice_.one_in(3) ? draw_control(phase, changes) : std::vector<std::size_t>{};
+    const auto orphans =
+        dice_.one_in(3) ? draw_control(phase, changes) : std::vector<std::size_t>{};
     for (int rank = 0; rank < program_.size; ++rank) deal(phase, rank, orderly, orphans);
     if (dice_.one_in(3)) add_duplicate(phase, orderly);
     end(phase);
@@ -152,8 +167,10 @@ class Builder {
     }
   }
 
-  /// Adds or removes a set; returns operations on a set that is removed under them, which come before the removal.
-  std::vector<std::size_t> draw_control(Phase& phase, std::vector<std::pair<int, SetDraw>>& changes) {
+  /// Adds or removes a set; returns operations on a set that is removed under them, which come
+  /// before the removal.
+  std::vector<std::size_t> draw_control(Phase& phase,
+                                        std::vector<std::pair<int, SetDraw>>& changes) {
     Call call;
     call.kind = OpKind::Control;
     call.tensors.resize(1);
@@ -178,12 +195,14 @@ class Builder {
       changes.push_back({removed, {ranks, true}});
       steady_sets_ = sets_;
       steady_sets_[static_cast<std::size_t>(removed)].ranks = everyone();
-      for (int i = ranks.size() > 1 && slots_ > 8 ? dice_.below(3) : 0; i > 0; --i) orphans.push_back(draw_orphan(phase, removed));
+      for (int i = ranks.size() > 1 && slots_ > 8 ? dice_.below(3) : 0; i > 0; --i)
+        orphans.push_back(draw_orphan(phase, removed));
     }
     Op op;
     op.calls.assign(static_cast<std::size_t>(program_.size), call);
     if (program_.size > 1 && removed == 0 && dice_.one_in(4)) {
-      auto& shape = op.calls[static_cast<std::size_t>(dice_.below(program_.size))]->tensors[0].shape;
+      auto& shape =
+          op.calls[static_cast<std::size_t>(dice_.below(program_.size))]->tensors[0].shape;
       shape = shape.size() == 1 ? Shape{0, 1} : Shape{shape[0]};
       changes.clear();
     }
@@ -205,18 +224,23 @@ class Builder {
     return phase.ops.size() - 1;
   }
 
-  /// One rank's order: unnamed operations in the program's order and from one thread, a control after its orphans.
+  /// One rank's order: unnamed operations in the program's order and from one thread, a control
+  /// after its orphans.
   void deal(Phase& phase, int rank, std::size_t orderly, const std::vector<std::size_t>& orphans) {
     auto& threads = phase.steps[static_cast<std::size_t>(rank)];
-    const auto own = [&](std::size_t op) -> const auto& { return phase.ops[op].calls[static_cast<std::size_t>(rank)]; };
+    const auto own = [&](std::size_t op) -> const auto& {
+      return phase.ops[op].calls[static_cast<std::size_t>(rank)];
+    };
     std::vector<std::vector<std::size_t>> dealt(threads.size());
     for (std::size_t op = 0; op < orderly; ++op) {
-      const auto other = static_cast<std::size_t>(dice_.below(static_cast<int>(threads.size()) - 1));
+      const auto other =
+          static_cast<std::size_t>(dice_.below(static_cast<int>(threads.size()) - 1));
       if (own(op)) dealt[own(op)->name.empty() ? 0 : other].push_back(op);
     }
     for (auto& ops : dealt) dice_.shuffle(ops);
     std::vector<std::size_t> unnamed;
-    std::copy_if(dealt[0].begin(), dealt[0].end(), std::back_inserter(unnamed), [&](auto op) { return own(op)->name.empty(); });
+    std::copy_if(dealt[0].begin(), dealt[0].end(), std::back_inserter(unnamed),
+                 [&](auto op) { return own(op)->name.empty(); });
     std::sort(unnamed.begin(), unnamed.end());
     auto next = unnamed.begin();
     for (auto& op : dealt[0])
@@ -234,7 +258,8 @@ class Builder {
         threads[t].push_back({StepKind::Submit, op, {}, {}});
       }
       dice_.shuffle(dealt[t]);
-      for (const auto op : dealt[t]) (dice_.one_in(3) ? threads.back() : threads[t]).push_back({waiting(), op, {}, {}});
+      for (const auto op : dealt[t])
+        (dice_.one_in(3) ? threads.back() : threads[t]).push_back({waiting(), op, {}, {}});
     }
   }
 
@@ -243,12 +268,15 @@ class Builder {
     if (orderly == 0) return;
     const auto op = static_cast<std::size_t>(dice_.below(static_cast<int>(orderly)));
     const auto& calls = phase.ops[op].calls;
-    const auto callers = std::count_if(calls.begin(), calls.end(), [](const auto& call) { return call.has_value(); });
+    const auto callers = std::count_if(calls.begin(), calls.end(),
+                                       [](const auto& call) { return call.has_value(); });
     const auto holder = static_cast<std::size_t>(dice_.below(program_.size));
     if (callers < 2 || !calls[holder] || calls[holder]->name.empty()) return;
     for (std::size_t rank = 0; rank < calls.size(); ++rank)
       for (auto& steps : phase.steps[rank]) {
-        const auto submits = [&](const Step& step) { return step.kind == StepKind::Submit && step.op == op; };
+        const auto submits = [&](const Step& step) {
+          return step.kind == StepKind::Submit && step.op == op;
+        };
         const auto place = std::find_if(steps.begin(), steps.end(), submits);
         if (place == steps.end()) continue;
         if (rank != holder) {
@@ -259,7 +287,9 @@ class Builder {
         twice.refusal.kind = Expected::Kind::DuplicateName;
         twice.refusal.fragments = {"'" + calls[holder]->name + "' is already in flight"};
         steps.erase(place);
-        steps.insert(steps.begin(), {{StepKind::Submit, op, {}, {}}, std::move(twice), {StepKind::OpenGate, op, {}, {}}});
+        steps.insert(
+            steps.begin(),
+            {{StepKind::Submit, op, {}, {}}, std::move(twice), {StepKind::OpenGate, op, {}, {}}});
       }
   }
 
@@ -271,7 +301,8 @@ class Builder {
       const OpKind kind = some_kind();
       const int thread = dice_.below(threads);
       const bool unnamed = thread == 0 && dice_.one_in(3);
-      const std::string shared = std::string(1, static_cast<char>('x' + dice_.below(3))) + (threads > 1 ? std::to_string(thread) : "");
+      const std::string shared = std::string(1, static_cast<char>('x' + dice_.below(3))) +
+                                 (threads > 1 ? std::to_string(thread) : "");
       const std::size_t op = add(phase, draw(kind, set, unnamed ? "" : shared), set);
       const bool at_once = dice_.one_in(2);
       for (const int rank : ranks_of(set)) {
@@ -321,9 +352,11 @@ class Builder {
     const auto& ranks = ranks_of(set);
     const int rounds = dice_.below(7);
     std::vector<int> until(static_cast<std::size_t>(program_.size), -1);
-    for (const int rank : ranks) until[static_cast<std::size_t>(rank)] = dice_.one_in(3) ? rounds : dice_.below(rounds + 1);
+    for (const int rank : ranks)
+      until[static_cast<std::size_t>(rank)] = dice_.one_in(3) ? rounds : dice_.below(rounds + 1);
     std::map<std::pair<OpKind, std::string>, std::size_t> latest;
-    std::vector<std::map<std::pair<OpKind, std::string>, std::size_t>> open(static_cast<std::size_t>(program_.size));
+    std::vector<std::map<std::pair<OpKind, std::string>, std::size_t>> open(
+        static_cast<std::size_t>(program_.size));
     const auto close = [&](int rank, std::pair<OpKind, std::string> key) {
       auto& mine = open[static_cast<std::size_t>(rank)];
       const auto found = mine.find(key);
@@ -335,11 +368,14 @@ class Builder {
     int number = 0;
     for (int round = 0; round < last_round; ++round) {
       const OpKind kind = dice_.one_in(3) ? some_kind() : OpKind::Allreduce;
-      std::string called =
-          dice_.one_in(4) ? "" : std::to_string(static_cast<int>(kind)) + "/" + std::string(1, static_cast<char>('a' + dice_.below(2)));
+      std::string called = dice_.one_in(4)
+                               ? ""
+                               : std::to_string(static_cast<int>(kind)) + "/" +
+                                     std::string(1, static_cast<char>('a' + dice_.below(2)));
       Op op = draw_op(dice_, kind, set, ranks, program_.size, called, limits_);
       for (const int rank : ranks)
-        if (until[static_cast<std::size_t>(rank)] <= round) op.calls[static_cast<std::size_t>(rank)].reset();
+        if (until[static_cast<std::size_t>(rank)] <= round)
+          op.calls[static_cast<std::size_t>(rank)].reset();
       if (dice_.one_in(8)) spoil(dice_, op, ranks);
       const std::pair key{kind, called.empty() ? "\n" + std::to_string(number++) : called};
       const bool few = !take_slots(op);
@@ -349,11 +385,14 @@ class Builder {
         close(rank, key);
         phase.steps[static_cast<std::size_t>(rank)][0].push_back({StepKind::Submit, index, {}, {}});
         open[static_cast<std::size_t>(rank)][key] = index;
-        if (few || dice_.one_in(2) || (round + 1 == last_round && until[static_cast<std::size_t>(rank)] == last_round)) close(rank, key);
+        if (few || dice_.one_in(2) ||
+            (round + 1 == last_round && until[static_cast<std::size_t>(rank)] == last_round))
+          close(rank, key);
       }
     }
     const bool one_last = std::count(until.begin(), until.end(), last_round) == 1 && last_round > 0;
-    add_joins(phase, set, one_last ? std::max_element(until.begin(), until.end()) - until.begin() : -1);
+    add_joins(phase, set,
+              one_last ? std::max_element(until.begin(), until.end()) - until.begin() : -1);
     for (const int rank : ranks)
       for (const auto& [key, op] : open[static_cast<std::size_t>(rank)])
         phase.steps[static_cast<std::size_t>(rank)][1].push_back({waiting(), op, {}, {}});
@@ -374,7 +413,8 @@ class Builder {
     const std::size_t joining = add(phase, std::move(op), set);
     if (last >= 0)
       for (auto& expected : phase.ops[joining].expected) expected.value = last;
-    for (const int rank : ranks_of(set)) phase.steps[static_cast<std::size_t>(rank)][0].push_back({StepKind::Submit, joining, {}, {}});
+    for (const int rank : ranks_of(set))
+      phase.steps[static_cast<std::size_t>(rank)][0].push_back({StepKind::Submit, joining, {}, {}});
     if (const int other = some_set(); other != set && slots_ > 6) {
       const OpKind kind = some_kind();
       const std::size_t aside = add(phase, draw(kind, other, name(kind, other)), other);
@@ -383,7 +423,8 @@ class Builder {
         phase.steps[static_cast<std::size_t>(rank)][1].push_back({waiting(), aside, {}, {}});
       }
     }
-    for (const int rank : ranks_of(set)) phase.steps[static_cast<std::size_t>(rank)][1].push_back({waiting(), joining, {}, {}});
+    for (const int rank : ranks_of(set))
+      phase.steps[static_cast<std::size_t>(rank)][1].push_back({waiting(), joining, {}, {}});
   }
 
   Random dice_;
@@ -401,10 +442,13 @@ class Builder {
 Program draw_program(std::uint64_t seed) { return Builder(seed).build(); }
 
 std::string describe(const Program& program) {
-  std::string text = "seed " + std::to_string(program.seed) + ": " + std::to_string(program.size) + " ranks, " +
-                     std::to_string(program.domains) + " domains, fusion threshold " + std::to_string(program.fusion_threshold) +
-                     ", capacity " + std::to_string(program.cache_capacity) + ", cores " + std::to_string(program.cores) + ", phases:";
-  for (const auto& phase : program.phases) text += " " + phase.what + " (" + std::to_string(phase.ops.size()) + " operations)";
+  std::string text = "seed " + std::to_string(program.seed) + ": " + std::to_string(program.size) +
+                     " ranks, " + std::to_string(program.domains) + " domains, fusion threshold " +
+                     std::to_string(program.fusion_threshold) + ", capacity " +
+                     std::to_string(program.cache_capacity) + ", cores " +
+                     std::to_string(program.cores) + ", phases:";
+  for (const auto& phase : program.phases)
+    text += " " + phase.what + " (" + std::to_string(phase.ops.size()) + " operations)";
   return text;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
-/// A program of collective operations, drawn from a seed: what every rank submits, in which order, from which thread, and how
-/// it waits. Values only. The expectations are filled in by expectations.h; it is run by program_runner.h.
+/// A program of collective operations, drawn from a seed: what every rank submits, in which order,
+/// from which thread, and how it waits. Values only. The expectations are filled in by
+/// expectations.h; it is run by program_runner.h.
 
 #include <cstdint>
 #include <memory>
@@ -44,9 +45,10 @@ using Data = std::vector<std::byte>;
 struct Expected {
   enum class Kind : std::uint8_t { Result, Mismatch, InvalidArgument, DuplicateName, Joined };
   Kind kind = Kind::Result;
-  std::vector<std::string> fragments;                            ///< that the message has
-  std::vector<std::shared_ptr<const oracle::Expected>> outputs;  ///< per tensor; null: they are not looked at
-  std::vector<bool> present;                                     ///< per tensor
+  std::vector<std::string> fragments;  ///< that the message has
+  std::vector<std::shared_ptr<const oracle::Expected>>
+      outputs;                ///< per tensor; null: they are not looked at
+  std::vector<bool> present;  ///< per tensor
   std::vector<std::vector<std::int64_t>> rows;
   std::optional<std::int64_t> value;  ///< of Join and Control
 };
@@ -68,7 +70,8 @@ struct Step {
 struct Phase {
   std::string what;
   std::vector<Op> ops;
-  std::vector<std::vector<std::vector<Step>>> steps;  ///< by rank and thread; the last thread's run when the others have ended
+  std::vector<std::vector<std::vector<Step>>>
+      steps;  ///< by rank and thread; the last thread's run when the others have ended
 };
 
 struct SetDraw {

@@ -26,10 +26,13 @@ class FileStore {
   void set(const std::string& key, const Rendezvous::Value& value) const {
     const std::string file = file_of(key);
     std::ofstream(file + ".new", std::ios::binary)
-        .write(reinterpret_cast<const char*>(value.data()), static_cast<std::streamsize>(value.size()));
-    if (std::rename((file + ".new").c_str(), file.c_str()) != 0) throw std::runtime_error("cannot write " + file);
+        .write(reinterpret_cast<const char*>(value.data()),
+               static_cast<std::streamsize>(value.size()));
+    if (std::rename((file + ".new").c_str(), file.c_str()) != 0)
+      throw std::runtime_error("cannot write " + file);
   }
-  [[nodiscard]] std::optional<Rendezvous::Value> get(const std::string& key, std::chrono::milliseconds time) const {
+  [[nodiscard]] std::optional<Rendezvous::Value> get(const std::string& key,
+                                                     std::chrono::milliseconds time) const {
     for (const auto deadline = std::chrono::steady_clock::now() + time;;) {
       std::ifstream file(file_of(key), std::ios::binary);
       if (file) return Rendezvous::Value(std::istreambuf_iterator<char>(file), {});
@@ -39,7 +42,8 @@ class FileStore {
   }
   [[nodiscard]] std::int64_t add(const std::string& key, std::int64_t amount) const {
     const int file = ::open(file_of(key).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (file < 0 || ::flock(file, LOCK_EX) != 0) throw std::runtime_error("cannot open " + file_of(key));
+    if (file < 0 || ::flock(file, LOCK_EX) != 0)
+      throw std::runtime_error("cannot open " + file_of(key));
     std::int64_t sum = 0;
     const bool is_there = ::pread(file, &sum, sizeof(sum), 0) == sizeof(sum);
     sum = (is_there ? sum : 0) + amount;

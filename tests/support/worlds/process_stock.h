@@ -14,9 +14,11 @@ struct ProcessStock {
 
 inline ProcessStock take_stock() {
   const auto entries = [](const char* folder) {
-    return static_cast<long>(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()));
+    return static_cast<long>(std::distance(std::filesystem::directory_iterator(folder),
+                                           std::filesystem::directory_iterator()));
   };
-  ProcessStock stock{.threads = entries("/proc/self/task"), .descriptors = entries("/proc/self/fd")};
+  ProcessStock stock{.threads = entries("/proc/self/task"),
+                     .descriptors = entries("/proc/self/fd")};
   std::ifstream maps("/proc/self/maps");
   stock.mappings = static_cast<long>(std::count(std::istreambuf_iterator<char>(maps), {}, '\n'));
   long pages = 0;

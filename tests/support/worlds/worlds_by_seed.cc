@@ -33,7 +33,8 @@ void expect(bool condition, const std::string& what) {
 
 /// The numbers of a rank for one operation: others on each rank, small enough for exact sums.
 float value_of(int rank, std::size_t at, std::uint64_t salt) {
-  return static_cast<float>((rank + 1) * static_cast<int>(at % 13 + 1) + static_cast<int>(salt % 1000));
+  return static_cast<float>((rank + 1) * static_cast<int>(at % 13 + 1) +
+                            static_cast<int>(salt % 1000));
 }
 std::vector<float> values_of(int rank, std::size_t count, std::uint64_t salt) {
   std::vector<float> values(count);
@@ -46,18 +47,25 @@ std::vector<float> sum_of(int size, std::size_t count, std::uint64_t salt) {
     for (std::size_t at = 0; at < count; ++at) sum[at] += value_of(rank, at, salt);
   return sum;
 }
-Buffer buffer_of(std::vector<float>& values) { return {values.data(), DataType::Float32, {static_cast<std::int64_t>(values.size())}, {}}; }
+Buffer buffer_of(std::vector<float>& values) {
+  return {values.data(), DataType::Float32, {static_cast<std::int64_t>(values.size())}, {}};
+}
 template <class Result>
 std::vector<float> floats_of(const Result& result) {
   const auto* const begin = reinterpret_cast<const float*>(result.data.data());
   return {begin, begin + result.data.size() / sizeof(float)};
 }
 
-/// One thread of a member. All its choices are the same on all members, but for the order in which it waits.
+/// One thread of a member. All its choices are the same on all members, but for the order in which
+/// it waits.
 class Worker {
  public:
   Worker(const World& world, const WorldPlan& plan, int thread)
-      : world_(world), rank_(world.rank()), size_(world.size()), thread_(thread), random_(plan.seed + static_cast<std::uint64_t>(thread)) {}
+      : world_(world),
+        rank_(world.rank()),
+        size_(world.size()),
+        thread_(thread),
+        random_(plan.seed + static_cast<std::uint64_t>(thread)) {}
 
   void step() {
     const std::uint64_t salt = random_.next();
@@ -84,7 +92,9 @@ class Worker {
   }
 
  private:
-  [[nodiscard]] std::string name(const char* what) const { return formatted("{} of thread {}", what, thread_); }
+  [[nodiscard]] std::string name(const char* what) const {
+    return formatted("{} of thread {}", what, thread_);
+  }
 
   static void wait_for(const Handle<void>& handle, std::exception_ptr& error) {
     try {
@@ -96,7 +106,8 @@ class Worker {
 
   void reduce(std::size_t count, std::uint64_t salt) const {
     auto values = values_of(rank_, count, salt);
-    world_.allreduce(buffer_of(values), buffer_of(values), {.name = name("sum"), .op = ReduceOp::Sum});
+    world_.allreduce(buffer_of(values), buffer_of(values),
+                     {.name = name("sum"), .op = ReduceOp::Sum});
     expect(values == sum_of(size_, count, salt), "an allreduce's sum");
   }
 
@@ -104,13 +115,15 @@ class Worker {
     const int many = random_.between(2, 12);
     std::vector<std::vector<float>> values;
     std::vector<Handle<void>> handles;
-    for (int i = 0; i < many; ++i) values.push_back(values_of(rank_, count, salt + static_cast<std::uint64_t>(i)));
+    for (int i = 0; i < many; ++i)
+      values.push_back(values_of(rank_, count, salt + static_cast<std::uint64_t>(i)));
     std::exception_ptr error;  // the memory is in use until all that were submitted have ended
     try {
       for (int i = 0; i < many; ++i) {
         auto& own = values[static_cast<std::size_t>(i)];
-        handles.push_back(
-            world_.allreduce_async(buffer_of(own), buffer_of(own), {.name = name("burst") + std::to_string(i), .op = ReduceOp::Sum}));
+        handles.push_back(world_.allreduce_async(
+            buffer_of(own), buffer_of(own),
+            {.name = name("burst") + std::to_string(i), .op = ReduceOp::Sum}));
       }
     } catch (const Error&) {
       error = std::current_exception();
@@ -119,7 +132,9 @@ class Worker {
     for (const auto& handle : handles) wait_for(handle, error);
     if (error) std::rethrow_exception(error);
     for (int i = 0; i < many; ++i)
-      expect(values[static_cast<std::size_t>(i)] == sum_of(size_, count, salt + static_cast<std::uint64_t>(i)), "a sum of a burst");
+      expect(values[static_cast<std::size_t>(i)] ==
+                 sum_of(size_, count, salt + static_cast<std::uint64_t>(i)),
+             "a sum of a burst");
   }
 
   void broadcast(std::size_t count, std::uint64_t salt) {
@@ -136,23 +151,27 @@ class Worker {
       const auto of_rank = values_of(rank, static_cast<std::size_t>(rank) * 10 + 1, salt);
       all.insert(all.end(), of_rank.begin(), of_rank.end());
     }
-    expect(floats_of(world_.allgather(buffer_of(mine), {.name = name("gather")})) == all, "an allgather");
+    expect(floats_of(world_.allgather(buffer_of(mine), {.name = name("gather")})) == all,
+           "an allgather");
   }
 
   void exchange(std::uint64_t salt) const {
     auto mine = values_of(rank_, static_cast<std::size_t>(size_), salt);
     std::vector<float> all;
-    for (int rank = 0; rank < size_; ++rank) all.push_back(value_of(rank, static_cast<std::size_t>(rank_), salt));
-    expect(floats_of(world_.alltoall(buffer_of(mine), {.name = name("exchange")})) == all, "an alltoall");
+    for (int rank = 0; rank < size_; ++rank)
+      all.push_back(value_of(rank, static_cast<std::size_t>(rank_), salt));
+    expect(floats_of(world_.alltoall(buffer_of(mine), {.name = name("exchange")})) == all,
+           "an alltoall");
   }
 
   void scatter(std::uint64_t salt) const {
     const auto size = static_cast<std::size_t>(size_), begin = static_cast<std::size_t>(rank_) * 50;
     auto mine = values_of(rank_, size * 50, salt);
     const auto sum = sum_of(size_, size * 50, salt);
-    const auto share = floats_of(world_.reducescatter(buffer_of(mine), {.name = name("scatter"), .op = ReduceOp::Sum}));
-    expect(share ==
-               std::vector<float>(sum.begin() + static_cast<std::ptrdiff_t>(begin), sum.begin() + static_cast<std::ptrdiff_t>(begin + 50)),
+    const auto share = floats_of(
+        world_.reducescatter(buffer_of(mine), {.name = name("scatter"), .op = ReduceOp::Sum}));
+    expect(share == std::vector<float>(sum.begin() + static_cast<std::ptrdiff_t>(begin),
+                                       sum.begin() + static_cast<std::ptrdiff_t>(begin + 50)),
            "a reducescatter");
   }
 
@@ -198,7 +217,8 @@ class Member {
 
   std::string work() {
     std::vector<std::thread> others;
-    for (int thread = 1; thread < plan_.threads; ++thread) others.emplace_back([this, thread] { work_as(thread); });
+    for (int thread = 1; thread < plan_.threads; ++thread)
+      others.emplace_back([this, thread] { work_as(thread); });
     work_as(0);
     for (auto& other : others) other.join();
     return wrong_;
@@ -218,14 +238,17 @@ class Member {
     }
   }
 
-  [[nodiscard]] bool ends_well() const { return plan_.end == EndOfWorld::Shutdown || plan_.end == EndOfWorld::Dropped; }
+  [[nodiscard]] bool ends_well() const {
+    return plan_.end == EndOfWorld::Shutdown || plan_.end == EndOfWorld::Dropped;
+  }
 
   static void until_error(Worker& worker) {
     for (;;) worker.step();
   }
 
   void end() {
-    Worker more(world_, plan_, plan_.threads);  // what it does, it does on no other member's side: names of its own
+    // what it does, it does on no other member's side: names of its own
+    Worker more(world_, plan_, plan_.threads);
     switch (plan_.end) {
       case EndOfWorld::Shutdown:
       case EndOfWorld::Dropped:
@@ -245,7 +268,8 @@ class Member {
           while (world_.is_running()) std::this_thread::sleep_for(1ms);
         } else {
           std::vector<float> values(3, 1);
-          world_.allreduce(buffer_of(values), buffer_of(values), {.name = "never", .deadline = 50ms});
+          world_.allreduce(buffer_of(values), buffer_of(values),
+                           {.name = "never", .deadline = 50ms});
         }
         break;
     }
@@ -260,11 +284,13 @@ class Member {
         return note("an error in a world that ends well: " + said);
       case EndOfWorld::Dropped:
         // Whoever is late may hear of one that has gone, if that has waited in vain.
-        if (said.find("has left") == std::string::npos && said.find("has ended") == std::string::npos)
+        if (said.find("has left") == std::string::npos &&
+            said.find("has ended") == std::string::npos)
           note("not of one that has left: " + said);
         return;
       case EndOfWorld::Aborted:
-        if (said.find("reason of " + plan_.name) == std::string::npos) note("not the reason: " + said);
+        if (said.find("reason of " + plan_.name) == std::string::npos)
+          note("not the reason: " + said);
         return;
       case EndOfWorld::Killed:
         if (said.find(ender) == std::string::npos) note("not who died: " + said);
@@ -272,7 +298,8 @@ class Member {
       case EndOfWorld::Left:
       case EndOfWorld::Late:
       case EndOfWorld::Absent:
-        if (said.find("rank") == std::string::npos && said.find(plan_.name) == std::string::npos) note("nobody named: " + said);
+        if (said.find("rank") == std::string::npos && said.find(plan_.name) == std::string::npos)
+          note("nobody named: " + said);
         return;
     }
   }
@@ -296,8 +323,9 @@ ProgramPlan plan_of(std::uint64_t seed, const ProgramShape& shape) {
   Random random(seed);
   ProgramPlan plan;
   if (shape.kills && random.one_in(2)) plan.victim = random.below(shape.ranks);
-  static const std::vector<EndOfWorld> kEnds{EndOfWorld::Shutdown, EndOfWorld::Shutdown, EndOfWorld::Dropped, EndOfWorld::Left,
-                                             EndOfWorld::Aborted,  EndOfWorld::Late,     EndOfWorld::Absent};
+  static const std::vector<EndOfWorld> kEnds{
+      EndOfWorld::Shutdown, EndOfWorld::Shutdown, EndOfWorld::Dropped, EndOfWorld::Left,
+      EndOfWorld::Aborted,  EndOfWorld::Late,     EndOfWorld::Absent};
   for (int number = 0; number < shape.worlds; ++number) {
     WorldPlan world;
     world.name = formatted("world {} of seed {}", number, seed);
@@ -335,7 +363,8 @@ Config config_of(const WorldPlan& plan) {
 }
 
 /// Returns what was wrong, if there is no world now.
-std::optional<std::string> make(std::optional<World>& world, const WorldPlan& plan, const Rendezvous& rendezvous) {
+std::optional<std::string> make(std::optional<World>& world, const WorldPlan& plan,
+                                const Rendezvous& rendezvous) {
   try {
     world.emplace(rendezvous, config_of(plan));
   } catch (const BackendError& error) {
@@ -349,7 +378,8 @@ std::optional<std::string> make(std::optional<World>& world, const WorldPlan& pl
 
 }  // namespace
 
-std::string take_part(const WorldPlan& plan, int place, const Rendezvous& rendezvous, const RankHooks& hooks) {
+std::string take_part(const WorldPlan& plan, int place, const Rendezvous& rendezvous,
+                      const RankHooks& hooks) {
   if (plan.end == EndOfWorld::Absent && place == plan.ender) {
     hooks.made();
     return "";
@@ -359,7 +389,8 @@ std::string take_part(const WorldPlan& plan, int place, const Rendezvous& rendez
   hooks.made();
   if (wrong) return *wrong;
   std::string seen = Member(plan, place, *world, hooks.die).work();
-  if (seen.empty() && plan.end == EndOfWorld::Shutdown && !world->shutdown()) seen = plan.name + ": no end in order";
+  if (seen.empty() && plan.end == EndOfWorld::Shutdown && !world->shutdown())
+    seen = plan.name + ": no end in order";
   return seen;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
-/// Many worlds at once, drawn from a seed: of random members of a few ranks, each with random operations from one or several threads, and
-/// an end of its own. A rank is whatever runs its members: threads of one process, or a process.
+/// Many worlds at once, drawn from a seed: of random members of a few ranks, each with random
+/// operations from one or several threads, and an end of its own. A rank is whatever runs its
+/// members: threads of one process, or a process.
 
 #include <cstdint>
 #include <functional>
@@ -52,11 +53,14 @@ ProgramPlan plan_of(std::uint64_t seed, const ProgramShape& shape);
 
 /// What runs a rank is told of its members.
 struct RankHooks {
-  std::function<void()> made = [] {};  ///< one of them has made its world, or has failed to, or is not to come
-  std::function<void()> die = [] {};   ///< ends the process
+  std::function<void()> made = [] {
+  };  ///< one of them has made its world, or has failed to, or is not to come
+  std::function<void()> die = [] {};  ///< ends the process
 };
 
-/// Takes the part of the member at `place` in the world, from its making to its end. Returns what was wrong; empty: nothing.
-std::string take_part(const WorldPlan& plan, int place, const hvd::Rendezvous& rendezvous, const RankHooks& hooks);
+/// Takes the part of the member at `place` in the world, from its making to its end. Returns what
+/// was wrong; empty: nothing.
+std::string take_part(const WorldPlan& plan, int place, const hvd::Rendezvous& rendezvous,
+                      const RankHooks& hooks);
 
 }  // namespace hvd::test::worlds_by_seed

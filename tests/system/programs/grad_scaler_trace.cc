@@ -1,5 +1,6 @@
-// Does with GradScaler what the lines of standard input say, and prints after each what it left; grad_scaler_trace.py does the same with
-// PyTorch's own. A line: an operation and its numbers (see `apply`). The rest of its start is in the first line.
+// Does with GradScaler what the lines of standard input say, and prints after each what it left;
+// grad_scaler_trace.py does the same with PyTorch's own. A line: an operation and its numbers (see
+// `apply`). The rest of its start is in the first line.
 #include <hvd/torch.h>
 #include <torch/torch.h>
 
@@ -32,7 +33,8 @@ class Replay {
         scaler_(std::make_unique<hvd::GradScaler>(options_)) {
     for (int i = 0; i < 2; ++i) {
       parameters_.push_back(torch::ones({2}, torch::requires_grad()));
-      optimizers_.push_back(std::make_unique<torch::optim::SGD>(std::vector<at::Tensor>{parameters_.back()}, 0.125));
+      optimizers_.push_back(
+          std::make_unique<torch::optim::SGD>(std::vector<at::Tensor>{parameters_.back()}, 0.125));
     }
   }
 
@@ -40,7 +42,8 @@ class Replay {
     const std::string& what = words.at(0);
     const auto which = static_cast<std::size_t>(words.size() > 1 ? number(words[1]) : 0);
     if (what == "backward") {
-      const at::Tensor gradient = torch::tensor({number(words.at(2)), number(words.at(3))}, torch::kFloat32);
+      const at::Tensor gradient =
+          torch::tensor({number(words.at(2)), number(words.at(3))}, torch::kFloat32);
       scaler_->scale((parameters_.at(which) * gradient).sum()).backward();
     } else if (what == "zero") {
       optimizers_.at(which)->zero_grad();
@@ -60,11 +63,13 @@ class Replay {
   }
 
   [[nodiscard]] std::string left() const {
-    std::string text = show(scaler_->get_scale()) + " " + std::to_string(scaler_->state().growth_tracker);
+    std::string text =
+        show(scaler_->get_scale()) + " " + std::to_string(scaler_->state().growth_tracker);
     for (const auto& parameter : parameters_) {
       for (int i = 0; i < 2; ++i) text += " " + show(parameter[i].item<double>());
       if (!parameter.grad().defined()) text += " none";
-      for (int i = 0; parameter.grad().defined() && i < 2; ++i) text += " " + show(parameter.grad()[i].item<double>());
+      for (int i = 0; parameter.grad().defined() && i < 2; ++i)
+        text += " " + show(parameter.grad()[i].item<double>());
     }
     return text;
   }

@@ -1,6 +1,10 @@
 // What the trainer's reader makes of a folder of images, for tests and measurements in Python:
-//   image_reader train|val FOLDER SIZE RESIZE SEED EPOCH SHRINK OUT      a line for each image (file, label, crop), the numbers in OUT
-//   image_reader speed FOLDER SIZE BATCH WORKERS SECONDS                  images per second of training batches, made by threads
+//   image_reader train|val FOLDER SIZE RESIZE SEED EPOCH SHRINK OUT      a line for each image
+//                                                                        (file, label, crop), the
+//                                                                        numbers in OUT
+//   image_reader speed FOLDER SIZE BATCH WORKERS SECONDS                  images per second of
+//                                                                         training batches, made by
+//                                                                         threads
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -20,7 +24,9 @@ int number(const char* text) { return std::atoi(text); }
 int compare(char** arguments) {
   const std::string mode = arguments[1];
   const ImageFolder folder(arguments[2]);
-  const ImageReader reader({.size = number(arguments[3]), .resize = number(arguments[4]), .shrink = number(arguments[7]) != 0});
+  const ImageReader reader({.size = number(arguments[3]),
+                            .resize = number(arguments[4]),
+                            .shrink = number(arguments[7]) != 0});
   const auto size = static_cast<std::size_t>(reader.options().size);
   std::FILE* out = std::fopen(arguments[8], "wb");
   if (out == nullptr) return 1;
@@ -31,17 +37,18 @@ int compare(char** arguments) {
     Crop crop;
     try {
       if (mode == "train") {
-        crop = reader.read_training(
-            file, Random{static_cast<std::uint64_t>(number(arguments[5])), static_cast<std::uint64_t>(number(arguments[6])), i},
-            planes.data());
+        crop = reader.read_training(file,
+                                    Random{static_cast<std::uint64_t>(number(arguments[5])),
+                                           static_cast<std::uint64_t>(number(arguments[6])), i},
+                                    planes.data());
       } else {
         reader.read_validation(file, planes.data());
       }
     } catch (const ImageError& error) {
       words = error.what();
     }
-    std::printf("%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", file.c_str(), folder.label(i), crop.box.left, crop.box.top, crop.box.width,
-                crop.box.height, crop.mirror ? 1 : 0, words.c_str());
+    std::printf("%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", file.c_str(), folder.label(i), crop.box.left,
+                crop.box.top, crop.box.width, crop.box.height, crop.mirror ? 1 : 0, words.c_str());
     std::fwrite(planes.data(), sizeof(float), planes.size(), out);
   }
   return std::fclose(out) == 0 ? 0 : 1;
@@ -50,8 +57,10 @@ int compare(char** arguments) {
 int measure(char** arguments) {
   const ImageFolder folder(arguments[2]);
   const ImageReader reader({.size = number(arguments[3]), .resize = number(arguments[3])});
-  const auto numbers = 3 * static_cast<std::size_t>(number(arguments[3])) * static_cast<std::size_t>(number(arguments[3]));
-  const auto batch = static_cast<std::size_t>(number(arguments[4])), workers = static_cast<std::size_t>(number(arguments[5]));
+  const auto numbers = 3 * static_cast<std::size_t>(number(arguments[3])) *
+                       static_cast<std::size_t>(number(arguments[3]));
+  const auto batch = static_cast<std::size_t>(number(arguments[4])),
+             workers = static_cast<std::size_t>(number(arguments[5]));
   std::atomic<std::size_t> next = 0, read = 0;
   std::atomic<bool> over = false;
   std::vector<std::thread> threads;
@@ -62,8 +71,8 @@ int measure(char** arguments) {
         std::vector<float> planes(batch * numbers);
         std::vector<BadImage> bad;
         for (std::size_t image = 0; image < batch; ++image) {
-          read_training_image(reader, folder, (first + image) % folder.size(), 1, first / folder.size(), planes.data() + image * numbers,
-                              bad);
+          read_training_image(reader, folder, (first + image) % folder.size(), 1,
+                              first / folder.size(), planes.data() + image * numbers, bad);
         }
         read += batch;
       }

@@ -1,12 +1,14 @@
-// A rank that does not care who has started it: meets [WHAT]. Prints who it is, what it needed, and a hash of all bits that collectives
-// gave it, so that ways to start can be compared; exit code 3 after an error of hvd's, which it prints.
+// A rank that does not care who has started it: meets [WHAT]. Prints who it is, what it needed, and
+// a hash of all bits that collectives gave it, so that ways to start can be compared; exit code 3
+// after an error of hvd's, which it prints.
 //   sums     (default) init(), sums and others, shutdown(); and once more
 //   dies     rank 1 dies in the middle, the others say what they learn
 //   late     rank 0 comes to init() a second late
 //   leaves   rank 1 ends with exit code 7 before init()
 //   waits    after init() for ever
-//   prints HOW   a line by printf before init() and one by std::cout after it, both without a flush; then it waits for ever (waits),
-//                calls std::abort() (abort), throws an exception that nobody catches (throw), or returns (ends)
+//   prints HOW   a line by printf before init() and one by std::cout after it, both without a
+//                flush; then it waits for ever (waits), calls std::abort() (abort), throws an
+//                exception that nobody catches (throw), or returns (ends)
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -33,7 +35,8 @@ using hvd::test::say;
 class Hash {
  public:
   void add(const void* data, std::size_t bytes) {
-    for (std::size_t i = 0; i < bytes; ++i) value_ = (value_ ^ static_cast<const unsigned char*>(data)[i]) * 0x100000001b3U;
+    for (std::size_t i = 0; i < bytes; ++i)
+      value_ = (value_ ^ static_cast<const unsigned char*>(data)[i]) * 0x100000001b3U;
   }
   [[nodiscard]] std::uint64_t value() const { return value_; }
 
@@ -53,7 +56,9 @@ std::vector<float> numbers(std::size_t count, unsigned salt) {
 }
 
 hvd::Buffer buffer_of(std::vector<float>& values) {
-  return {.data = values.data(), .dtype = hvd::DataType::Float32, .shape = {static_cast<std::int64_t>(values.size())}};
+  return {.data = values.data(),
+          .dtype = hvd::DataType::Float32,
+          .shape = {static_cast<std::int64_t>(values.size())}};
 }
 
 std::uint64_t compute() {
@@ -102,8 +107,9 @@ void run(const std::string& what) {
       std::this_thread::sleep_for(1h);
     }
     if (what == "dies" && hvd::rank() == 1) ::_exit(0);
-    say(hvd::formatted("rank {} of {}, {} of {} here: {:016x}, MPI {}", hvd::rank(), hvd::size(), hvd::local_rank(), hvd::local_size(),
-                       compute(), mpi_is_started() ? "is used" : "is not used"));
+    say(hvd::formatted("rank {} of {}, {} of {} here: {:016x}, MPI {}", hvd::rank(), hvd::size(),
+                       hvd::local_rank(), hvd::local_size(), compute(),
+                       mpi_is_started() ? "is used" : "is not used"));
     hvd::shutdown();
   }
 }
@@ -119,7 +125,8 @@ int main(int argc, char** argv) {
       run(what);
     }
   } catch (const hvd::Error& error) {
-    say(hvd::formatted("rank {}: {}: {}", hvd::launcher_hints().rank.value_or(-1), hvd::test::type_of(error), error.what()));
+    say(hvd::formatted("rank {}: {}: {}", hvd::launcher_hints().rank.value_or(-1),
+                       hvd::test::type_of(error), error.what()));
     return 3;
   }
   return 0;

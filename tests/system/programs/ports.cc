@@ -1,7 +1,8 @@
-// The shapes of LibTorch programs that people have, each made data parallel as the documents say, against the same loop in one process that
-// has all the rows: ports FOLDER [SHAPE...] (default: all shapes). Every rank prints "SHAPE: DIFFERENCE" of its parameters, in fp64, and
-// fails beyond what the shape allows. FOLDER is for files, the same on all ranks. A shape is an ordinary loop; what differs for ranks is
-// behind `ranks` alone.
+// The shapes of LibTorch programs that people have, each made data parallel as the documents say,
+// against the same loop in one process that has all the rows: ports FOLDER [SHAPE...] (default: all
+// shapes). Every rank prints "SHAPE: DIFFERENCE" of its parameters, in fp64, and fails beyond what
+// the shape allows. FOLDER is for files, the same on all ranks. A shape is an ordinary loop; what
+// differs for ranks is behind `ranks` alone.
 #include <hvd/torch.h>
 #include <torch/torch.h>
 
@@ -25,7 +26,9 @@ struct Way {
   bool ranks;
 
   /// What this rank has of a batch.
-  [[nodiscard]] at::Tensor rows(const at::Tensor& all) const { return ranks ? all.slice(0, hvd::rank(), kRows, hvd::size()) : all; }
+  [[nodiscard]] at::Tensor rows(const at::Tensor& all) const {
+    return ranks ? all.slice(0, hvd::rank(), kRows, hvd::size()) : all;
+  }
   /// Ranks start apart: broadcast_parameters() brings them together.
   void seed() const { torch::manual_seed(ranks ? 7 + hvd::rank() : 7); }
 };
@@ -52,7 +55,9 @@ at::Tensor flat(const std::vector<at::Tensor>& parameters) {
 /// The optimizer of a program, for ranks in its wrapper.
 class Stepper {
  public:
-  Stepper(Way way, torch::optim::Optimizer& own, torch::nn::Module& module, hvd::DistributedOptimizerOptions options = {}) : own_(own) {
+  Stepper(Way way, torch::optim::Optimizer& own, torch::nn::Module& module,
+          hvd::DistributedOptimizerOptions options = {})
+      : own_(own) {
     if (!way.ranks) return;
     hvd::broadcast_parameters(module, 0);
     wrapper_.emplace(own, module.named_parameters(), std::move(options));
@@ -69,15 +74,18 @@ at::Tensor logits_loss(const at::Tensor& logits, double label) {
   return torch::binary_cross_entropy_with_logits(logits, torch::full_like(logits, label));
 }
 
-/// Two Adams; the discriminator's gradients come of two backward passes, and the generator's pass leaves some in the discriminator.
+/// Two Adams; the discriminator's gradients come of two backward passes, and the generator's pass
+/// leaves some in the discriminator.
 at::Tensor gan(Way way) {
   way.seed();
   auto generator = perceptron(3, 4);
   auto discriminator = perceptron(4, 1);
   torch::optim::Adam generator_adam(generator->parameters(), torch::optim::AdamOptions(0.01));
-  torch::optim::Adam discriminator_adam(discriminator->parameters(), torch::optim::AdamOptions(0.01));
+  torch::optim::Adam discriminator_adam(discriminator->parameters(),
+                                        torch::optim::AdamOptions(0.01));
   Stepper generator_stepper(way, generator_adam, *generator);
-  Stepper discriminator_stepper(way, discriminator_adam, *discriminator, {.backward_passes_per_step = 2});
+  Stepper discriminator_stepper(way, discriminator_adam, *discriminator,
+                                {.backward_passes_per_step = 2});
   for (int step = 0; step < kSteps; ++step) {
     const auto fake = generator->forward(way.rows(batch(2 * step, 3)));
     discriminator->zero_grad();
@@ -91,20 +99,27 @@ at::Tensor gan(Way way) {
   return torch::cat({flat(generator->parameters()), flat(discriminator->parameters())});
 }
 
-/// The same loop around DistributedDataParallel: gradients are averages when backward() returns, and the optimizers know of nothing.
+/// The same loop around DistributedDataParallel: gradients are averages when backward() returns,
+/// and the optimizers know of nothing.
 at::Tensor gan_ddp(Way way) {
   way.seed();
   auto generator = perceptron(3, 4);
   auto discriminator = perceptron(4, 1);
   torch::optim::Adam generator_adam(generator->parameters(), torch::optim::AdamOptions(0.01));
-  torch::optim::Adam discriminator_adam(discriminator->parameters(), torch::optim::AdamOptions(0.01));
-  std::optional<hvd::DistributedDataParallel<torch::nn::SequentialImpl>> generator_ddp, discriminator_ddp;
+  torch::optim::Adam discriminator_adam(discriminator->parameters(),
+                                        torch::optim::AdamOptions(0.01));
+  std::optional<hvd::DistributedDataParallel<torch::nn::SequentialImpl>> generator_ddp,
+      discriminator_ddp;
   if (way.ranks) {
     generator_ddp.emplace(generator);
     discriminator_ddp.emplace(discriminator);
   }
-  const auto generate = [&](const at::Tensor& x) { return way.ranks ? generator_ddp->forward(x) : generator->forward(x); };
-  const auto judge = [&](const at::Tensor& x) { return way.ranks ? discriminator_ddp->forward(x) : discriminator->forward(x); };
+  const auto generate = [&](const at::Tensor& x) {
+    return way.ranks ? generator_ddp->forward(x) : generator->forward(x);
+  };
+  const auto judge = [&](const at::Tensor& x) {
+    return way.ranks ? discriminator_ddp->forward(x) : discriminator->forward(x);
+  };
   for (int step = 0; step < kSteps; ++step) {
     const auto fake = generate(way.rows(batch(2 * step, 3)));
     discriminator->zero_grad();
@@ -142,7 +157,8 @@ at::Tensor vae(Way way) {
   return flat(net->parameters());
 }
 
-/// The LSTM's state is carried from one piece of each sequence to the next: a rank has the same sequences in all of them.
+/// The LSTM's state is carried from one piece of each sequence to the next: a rank has the same
+/// sequences in all of them.
 at::Tensor lstm(Way way) {
   way.seed();
   torch::nn::LSTM cells(torch::nn::LSTMOptions(3, 5).batch_first(true));
@@ -153,7 +169,9 @@ at::Tensor lstm(Way way) {
   for (int step = 0; step < kSteps; ++step) {
     const auto x = way.rows(batch(step, 4 * 3)).view({-1, 4, 3});
     sgd.zero_grad();
-    if (step == 0) state = {torch::zeros({1, x.size(0), 5}, torch::kFloat64), torch::zeros({1, x.size(0), 5}, torch::kFloat64)};
+    if (step == 0)
+      state = {torch::zeros({1, x.size(0), 5}, torch::kFloat64),
+               torch::zeros({1, x.size(0), 5}, torch::kFloat64)};
     auto [out, next] = cells->forward(x, state);
     out.pow(2).mean().backward();
     stepper->step();
@@ -162,7 +180,8 @@ at::Tensor lstm(Way way) {
   return flat(cells->parameters());
 }
 
-/// Gradients are clipped by the program's own lines: after synchronize(), or they would be those of one rank.
+/// Gradients are clipped by the program's own lines: after synchronize(), or they would be those of
+/// one rank.
 at::Tensor own_clipping(Way way) {
   way.seed();
   auto net = perceptron(4, 2);
@@ -182,7 +201,8 @@ at::Tensor own_clipping(Way way) {
   return flat(net->parameters());
 }
 
-/// For ranks: half of the steps, torch::save by rank 0, torch::load by all into new objects, and the other half. Alone all in one go.
+/// For ranks: half of the steps, torch::save by rank 0, torch::load by all into new objects, and
+/// the other half. Alone all in one go.
 at::Tensor save_and_load(Way way, const std::string& folder) {
   const std::string model = folder + "/model", optimizer = folder + "/optimizer";
   at::Tensor result;
@@ -222,7 +242,10 @@ struct Net : torch::nn::Module {
 };
 class Trainer {
  public:
-  explicit Trainer(Way way) : way_(way), adamw_(net_.parameters(), torch::optim::AdamWOptions(0.01)), stepper_(way, adamw_, net_) {}
+  explicit Trainer(Way way)
+      : way_(way),
+        adamw_(net_.parameters(), torch::optim::AdamWOptions(0.01)),
+        stepper_(way, adamw_, net_) {}
   at::Tensor train() {
     for (int step = 0; step < kSteps; ++step) {
       adamw_.zero_grad();
@@ -250,7 +273,9 @@ at::Tensor typed_members(Way way) {
 at::Tensor lbfgs(Way way) {
   way.seed();
   auto net = perceptron(4, 2);
-  torch::optim::LBFGS lbfgs(net->parameters(), torch::optim::LBFGSOptions(0.5).max_iter(3).line_search_fn("strong_wolfe"));
+  torch::optim::LBFGS lbfgs(
+      net->parameters(),
+      torch::optim::LBFGSOptions(0.5).max_iter(3).line_search_fn("strong_wolfe"));
   Stepper stepper(way, lbfgs, *net);
   for (int step = 0; step < kSteps; ++step) {
     stepper->step([&] {
@@ -264,7 +289,8 @@ at::Tensor lbfgs(Way way) {
   return flat(net->parameters());
 }
 
-/// The norm of the gradient by the input is part of the loss: backward goes through a graph of gradients.
+/// The norm of the gradient by the input is part of the loss: backward goes through a graph of
+/// gradients.
 at::Tensor gradient_penalty(Way way) {
   way.seed();
   auto critic = perceptron(4, 1);
@@ -274,7 +300,8 @@ at::Tensor gradient_penalty(Way way) {
     adam.zero_grad();
     const auto x = way.rows(batch(step, 4)).clone().requires_grad_();
     const auto score = critic->forward(x);
-    const auto slope = torch::autograd::grad({score}, {x}, {torch::ones_like(score)}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+    const auto slope = torch::autograd::grad({score}, {x}, {torch::ones_like(score)},
+                                             /*retain_graph=*/true, /*create_graph=*/true)[0];
     (score.mean() + 10 * (slope.norm(2, 1) - 1).pow(2).mean()).backward();
     stepper->step();
   }
@@ -296,7 +323,8 @@ bool is_right(const Shape& shape) {
 }
 
 int run(const std::vector<std::string>& wanted, const std::string& folder) {
-  // A line search compares losses, and divides by differences of them that nearly cancel: other last places may make another step.
+  // A line search compares losses, and divides by differences of them that nearly cancel: other
+  // last places may make another step.
   constexpr double kLineSearch = 1e-10;
   const Shape shapes[] = {{"gan", gan},
                           {"gan_ddp", gan_ddp},
@@ -309,7 +337,8 @@ int run(const std::vector<std::string>& wanted, const std::string& folder) {
                           {"gradient_penalty", gradient_penalty}};
   int wrong = 0;
   for (const auto& shape : shapes)
-    if (wanted.empty() || std::find(wanted.begin(), wanted.end(), shape.name) != wanted.end()) wrong += is_right(shape) ? 0 : 1;
+    if (wanted.empty() || std::find(wanted.begin(), wanted.end(), shape.name) != wanted.end())
+      wrong += is_right(shape) ? 0 : 1;
   return wrong;
 }
 

@@ -1,14 +1,23 @@
-// For tests/system/scripts/process_exits.sh: ranks that end in their own ways after some allreduces.
-//   process_exits late_checkpoint FILE SECONDS   the others return from main() at once; rank 0 writes FILE after so long, then returns too
-//   process_exits status CODE                    the last rank calls exit(CODE) while the others wait for it
-//   process_exits return_then_fail               the last rank returns from main() with 0; rank 0 then leaves by an exception
-//   process_exits signal CODE MILLISECONDS       the last rank calls exit(CODE) in a handler of SIGALRM: while it waits for rank 0, which
+// For tests/system/scripts/process_exits.sh: ranks that end in their own ways after some
+// allreduces.
+//   process_exits late_checkpoint FILE SECONDS   the others return from main() at once; rank 0
+//                                                writes FILE after so long, then returns too
+//   process_exits status CODE                    the last rank calls exit(CODE) while the others
+//                                                wait for it
+//   process_exits return_then_fail               the last rank returns from main() with 0; rank 0
+//                                                then leaves by an exception
+//   process_exits signal CODE MILLISECONDS       the last rank calls exit(CODE) in a handler of
+//                                                SIGALRM: while it waits for rank 0, which
 //   does
-//                                                not come, or after so long in the midst of small allreduces (0: the former)
-//   process_exits refused AGAIN                  init() is refused, as the ranks' knobs differ; with AGAIN=1 a second one is not
-//   process_exits followed HOW                   a function follows an allreduce of each rank, which returns from main() meanwhile
-//                                                (return), or whose last rank calls exit(HOW) in that function
-//   process_exits blocked                        a SIGTERM comes whose handler calls exit(0), and which main() has blocked
+//                                                not come, or after so long in the midst of small
+//                                                allreduces (0: the former)
+//   process_exits refused AGAIN                  init() is refused, as the ranks' knobs differ;
+//                                                with AGAIN=1 a second one is not
+//   process_exits followed HOW                   a function follows an allreduce of each rank,
+//                                                which returns from main() meanwhile (return), or
+//                                                whose last rank calls exit(HOW) in that function
+//   process_exits blocked                        a SIGTERM comes whose handler calls exit(0), and
+//                                                which main() has blocked
 // Prints "rank N: TYPE: TEXT" for an error of the library; exit code 3 after one.
 #include <hvd/hvd.h>
 #include <sys/time.h>
@@ -34,7 +43,8 @@ int status_of_signal = 0;
 
 void sum(std::size_t count, const std::string& name) {
   std::vector<float> values(count, static_cast<float>(hvd::rank() + 1));
-  const hvd::Buffer buffer{values.data(), hvd::DataType::Float32, {static_cast<std::int64_t>(count)}, {}};
+  const hvd::Buffer buffer{
+      values.data(), hvd::DataType::Float32, {static_cast<std::int64_t>(count)}, {}};
   hvd::allreduce(buffer, buffer, {.name = name, .op = hvd::ReduceOp::Sum});
   const auto ranks = static_cast<float>(hvd::size());
   if (values.front() != ranks * (ranks + 1) / 2) throw std::runtime_error("a wrong sum");
@@ -90,7 +100,8 @@ void keep_blocked_signal() {
   say(hvd::formatted("rank {} has its signal", hvd::rank()));
 }
 
-/// Functions that run while the process ends. What they use stays: statics that were made after init() end before they are called.
+/// Functions that run while the process ends. What they use stays: statics that were made after
+/// init() end before they are called.
 void end_while_followed(bool is_last, const std::string& how) {
   auto* const values = new std::vector<float>(1000, 1.0F);
   const hvd::Buffer buffer{values->data(), hvd::DataType::Float32, {1000}, {}};
@@ -133,12 +144,14 @@ int run(const std::vector<std::string>& arguments) {
 int main(int argc, char** argv) {
   const int rank = hvd::launcher_hints().rank.value_or(0);
   try {
-    if (argc > 2 && argv[1] == std::string("refused")) return be_refused(rank, argv[2] == std::string("1"));
+    if (argc > 2 && argv[1] == std::string("refused"))
+      return be_refused(rank, argv[2] == std::string("1"));
     hvd::init();
     return run({argv + 1, argv + argc});
   } catch (const hvd::Error& error) {
     say(hvd::formatted("rank {}: {}: {}", rank, hvd::test::type_of(error), error.what()));
-    std::this_thread::sleep_for(200ms);  // the launcher ends the others soon after the first: let them speak
+    // the launcher ends the others soon after the first: let them speak
+    std::this_thread::sleep_for(200ms);
     return 3;
   }
 }

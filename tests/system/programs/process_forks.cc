@@ -1,8 +1,9 @@
-// For tests/system/scripts/process_forks.sh: every rank forks in the midst of its allreduces, the child ends in its own way, and the ranks
-// go on.
-//   process_forks exit0 | exit1 | _exit | abort | kill | return | exec_fails | exec | system | lives
-// The child says "child: TYPE: TEXT" of each call of the library that throws. Exit code 0, and "rank N: all is well", where the ranks have
-// the right sums afterwards.
+// For tests/system/scripts/process_forks.sh: every rank forks in the midst of its allreduces, the
+// child ends in its own way, and the ranks go on.
+//   process_forks exit0 | exit1 | _exit | abort | kill | return | exec_fails | exec | system |
+//   lives
+// The child says "child: TYPE: TEXT" of each call of the library that throws. Exit code 0, and
+// "rank N: all is well", where the ranks have the right sums afterwards.
 #include <hvd/hvd.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,7 +26,8 @@ using hvd::test::say;
 
 constexpr std::size_t kCount = 1 << 16;
 
-/// Values of this rank that all ranks of the host can reach, or ordinary ones where they share no memory.
+/// Values of this rank that all ranks of the host can reach, or ordinary ones where they share no
+/// memory.
 class Values {
  public:
   Values() : shared_(hvd::allocate_shared(kCount * sizeof(float))), own_(shared_ ? 0 : kCount) {}
@@ -34,7 +36,9 @@ class Values {
   bool all(float value) {
     return std::all_of(data(), data() + kCount, [&](float found) { return found == value; });
   }
-  hvd::Buffer buffer() { return {data(), hvd::DataType::Float32, {static_cast<std::int64_t>(kCount)}, {}}; }
+  hvd::Buffer buffer() {
+    return {data(), hvd::DataType::Float32, {static_cast<std::int64_t>(kCount)}, {}};
+  }
 
  private:
   std::shared_ptr<void> shared_;
@@ -88,7 +92,8 @@ bool fork_and_end(const std::string& way, Values& values, const hvd::Handle<void
   if (way == "lives") return false;  // the child ends some time
   int status = 0;
   ::waitpid(child, &status, 0);
-  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) throw std::runtime_error("the child hangs");
+  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
+    throw std::runtime_error("the child hangs");
   return false;
 }
 
@@ -103,7 +108,8 @@ int main(int /*argc*/, char** argv) {
   Values values;
   for (int step = 0; step < 6; ++step) {
     values.fill(static_cast<float>(rank + 1));
-    const auto handle = hvd::allreduce_async(values.buffer(), values.buffer(), {.name = "step", .op = hvd::ReduceOp::Sum});
+    const auto handle = hvd::allreduce_async(values.buffer(), values.buffer(),
+                                             {.name = "step", .op = hvd::ReduceOp::Sum});
     Values other;  // of which the child has to let go, too
     other.fill(static_cast<float>(rank));
     if (step % 2 == 1 && fork_and_end(way, other, handle)) return 0;

@@ -1,9 +1,15 @@
-// For tests/system/scripts/process_starts.sh: programs that have started MPI themselves, and ranks on which init() fails.
-//   process_starts single | serialized | multiple   MPI with that thread level; a sum, shutdown(), again, MPI_Finalize
-//   process_starts finalize                         MPI_Finalize without shutdown(), by rank 0 a while after the others; init() then throws
-//   process_starts mixed                            the same, but the last rank calls shutdown() before
-//   process_starts no_threads | no_memory           the last rank can start no thread, or map no memory, in init(); afterwards all can
-//   process_starts dies                             the last rank ends instead of calling init() for the second time
+// For tests/system/scripts/process_starts.sh: programs that have started MPI themselves, and ranks
+// on which init() fails.
+//   process_starts single | serialized | multiple   MPI with that thread level; a sum, shutdown(),
+//                                                   again, MPI_Finalize
+//   process_starts finalize                         MPI_Finalize without shutdown(), by rank 0 a
+//                                                   while after the others; init() then throws
+//   process_starts mixed                            the same, but the last rank calls shutdown()
+//                                                   before
+//   process_starts no_threads | no_memory           the last rank can start no thread, or map no
+//                                                   memory, in init(); afterwards all can
+//   process_starts dies                             the last rank ends instead of calling init()
+//                                                   for the second time
 // Prints "rank N: TYPE: TEXT" for an error of the library, and "rank N: all is well" at the end.
 #include <hvd/hvd.h>
 #include <mpi.h>
@@ -36,7 +42,8 @@ void use() {
   std::vector<float> values(1000, static_cast<float>(rank + 1));
   const hvd::Buffer buffer{values.data(), hvd::DataType::Float32, {1000}, {}};
   hvd::allreduce(buffer, buffer, {.op = hvd::ReduceOp::Sum});
-  if (values.back() != static_cast<float>(size * (size + 1)) / 2) throw std::runtime_error("a wrong sum");
+  if (values.back() != static_cast<float>(size * (size + 1)) / 2)
+    throw std::runtime_error("a wrong sum");
 }
 
 /// Returns whether it threw.
@@ -76,7 +83,8 @@ class NoMemory {
     std::size_t pages = 0;
     std::ifstream("/proc/self/statm") >> pages;
     rlimit less = before_;
-    less.rlim_cur = pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) + (std::size_t{1} << 30);
+    less.rlim_cur =
+        pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) + (std::size_t{1} << 30);
     ::setrlimit(RLIMIT_AS, &less);
   }
   ~NoMemory() { ::setrlimit(RLIMIT_AS, &before_); }
@@ -131,7 +139,9 @@ void run(const std::string& what) {
 
 int main(int /*argc*/, char** argv) {
   const std::string what = argv[1];
-  const int wanted = what == "single" ? MPI_THREAD_SINGLE : what == "serialized" ? MPI_THREAD_SERIALIZED : MPI_THREAD_MULTIPLE;
+  const int wanted = what == "single"       ? MPI_THREAD_SINGLE
+                     : what == "serialized" ? MPI_THREAD_SERIALIZED
+                                            : MPI_THREAD_MULTIPLE;
   int provided = 0;
   MPI_Init_thread(nullptr, nullptr, wanted, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);

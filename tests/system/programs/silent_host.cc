@@ -1,10 +1,13 @@
-// For tests/system/scripts/silent_host.sh: the ranks of the last host fall silent: each is stopped, and nothing is closed.
+// For tests/system/scripts/silent_host.sh: the ranks of the last host fall silent: each is stopped,
+// and nothing is closed.
 //   silent_host WHAT SECONDS FILE
 //     flight     the others wait for an allreduce meanwhile
 //     idle       they have nothing to do with one another for so many seconds, and then make one
-//     computes   nobody falls silent: the ranks compute for so many seconds, with more threads than there are cores, and then make one
-// The silent ranks stay until FILE exists. Prints "rank N: TYPE after S s: TEXT" for an error of the library, where S counts from the
-// silence on, and "rank N has ended" after shutdown(); exit code 3 after an error.
+//     computes   nobody falls silent: the ranks compute for so many seconds, with more threads than
+//                there are cores, and then make one
+// The silent ranks stay until FILE exists. Prints "rank N: TYPE after S s: TEXT" for an error of
+// the library, where S counts from the silence on, and "rank N has ended" after shutdown(); exit
+// code 3 after an error.
 #include <fmt/format.h>
 #include <hvd/hvd.h>
 #include <sys/prctl.h>
@@ -27,8 +30,8 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 using hvd::test::say;
 
-/// A process that stops this one when it is told to, and ends it when `file` exists. To be made before init(), as only then fork() may be
-/// used.
+/// A process that stops this one when it is told to, and ends it when `file` exists. To be made
+/// before init(), as only then fork() may be used.
 class Stopper {
  public:
   explicit Stopper(const std::string& file) {
@@ -39,7 +42,8 @@ class Stopper {
     char word = 0;
     if (::close(line_[1]) != 0 || ::read(line_[0], &word, 1) != 1) ::_exit(0);
     ::kill(parent, SIGSTOP);
-    for (int looks = 0; looks < 1200 && !std::filesystem::exists(file); ++looks) std::this_thread::sleep_for(100ms);
+    for (int looks = 0; looks < 1200 && !std::filesystem::exists(file); ++looks)
+      std::this_thread::sleep_for(100ms);
     ::kill(parent, SIGKILL);
     ::_exit(0);
   }
@@ -89,7 +93,8 @@ int main(int /*argc*/, char** argv) {
     sum("step");
   } catch (const hvd::Error& error) {
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - begin);
-    say(fmt::format("rank {}: {} after {} s: {}", rank, hvd::test::type_of(error), seconds.count(), error.what()));
+    say(fmt::format("rank {}: {} after {} s: {}", rank, hvd::test::type_of(error), seconds.count(),
+                    error.what()));
     status = 3;
   }
   hvd::shutdown();

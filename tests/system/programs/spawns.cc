@@ -1,5 +1,6 @@
-// Starts its own ranks: spawns RANKS [fail RANK | where | text]. Prints what each rank knows; what spawn() throws becomes "caught: ..."
-// and exit code 3. where: rank 0 fails with the name of the folder for such reports.
+// Starts its own ranks: spawns RANKS [fail RANK | where | text]. Prints what each rank knows; what
+// spawn() throws becomes "caught: ..." and exit code 3. where: rank 0 fails with the name of the
+// folder for such reports.
 #include <cstdio>
 #include <stdexcept>
 #include <string>
@@ -16,7 +17,8 @@ int main(int argc, char** argv) {
       float sum = static_cast<float>(hvd::rank()) + 1;
       const hvd::Buffer buffer{.data = &sum, .dtype = hvd::DataType::Float32, .shape = {1}};
       hvd::allreduce(buffer, buffer, {.op = hvd::ReduceOp::Sum});
-      if (arguments.size() > 2 && arguments[1] == "fail" && hvd::rank() == std::stoi(arguments[2])) throw std::runtime_error("the user's");
+      if (arguments.size() > 2 && arguments[1] == "fail" && hvd::rank() == std::stoi(arguments[2]))
+        throw std::runtime_error("the user's");
       const char* const folder = hvd::detail::spawn_reports();
       if (arguments.size() > 1 && arguments[1] == "where" && hvd::rank() == 0)
         throw std::runtime_error(folder == nullptr ? "none" : folder);

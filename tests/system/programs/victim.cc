@@ -1,12 +1,17 @@
-// For tests/system/scripts: a program of several ranks of which one (rank 2, or the last) comes to grief in the middle of its allreduces.
+// For tests/system/scripts: a program of several ranks of which one (rank 2, or the last) comes to
+// grief in the middle of its allreduces.
 //   victim WHAT [MILLISECONDS]
 //     fine                       nothing happens
-//     kill segv                  the rank is killed, or reads where it may not, from another thread, after so long
-//     throw _exit exit0          it leaves main by an exception, by _exit(7), by exit(0), before one of its allreduces
+//     kill segv                  the rank is killed, or reads where it may not, from another
+//                                thread, after so long
+//     throw _exit exit0          it leaves main by an exception, by _exit(7), by exit(0), before
+//                                one of its allreduces
 //     late                       it comes so late to one allreduce
-//     fewer more                 it has other numbers of steps than the others, who all return from main() after theirs; the last rank is
-//                                so slow in the steps that it has alone
-// Every rank prints "pid N" first, and "rank N: TYPE: TEXT" for an error of the library. Exit code 3 after such an error.
+//     fewer more                 it has other numbers of steps than the others, who all return from
+//                                main() after theirs; the last rank is so slow in the steps that it
+//                                has alone
+// Every rank prints "pid N" first, and "rank N: TYPE: TEXT" for an error of the library. Exit code
+// 3 after such an error.
 #include <hvd/hvd.h>
 #include <unistd.h>
 
@@ -27,18 +32,25 @@ using namespace std::chrono_literals;
 using hvd::test::say;
 using hvd::test::type_of;
 
-hvd::Buffer buffer(float* data, std::size_t count) { return {data, hvd::DataType::Float32, {static_cast<std::int64_t>(count)}, {}}; }
+hvd::Buffer buffer(float* data, std::size_t count) {
+  return {data, hvd::DataType::Float32, {static_cast<std::int64_t>(count)}, {}};
+}
 
-/// What a training loop does: small and large tensors, waited for and as bursts, in both kinds of memory.
+/// What a training loop does: small and large tensors, waited for and as bursts, in both kinds of
+/// memory.
 class Loop {
  public:
   void step() {
     const hvd::AllreduceOptions small_options{.name = "small", .op = hvd::ReduceOp::Sum};
-    for (int i = 0; i < 20; ++i) hvd::allreduce(buffer(small_.data(), small_.size()), buffer(small_.data(), small_.size()), small_options);
+    for (int i = 0; i < 20; ++i)
+      hvd::allreduce(buffer(small_.data(), small_.size()), buffer(small_.data(), small_.size()),
+                     small_options);
     std::vector<hvd::Handle<void>> handles;
     for (std::size_t i = 0; i < 8; ++i) {
-      float* data = (i % 2 == 0 && arena_ ? static_cast<float*>(arena_.get()) : ordinary_.data()) + i * kCount;
-      handles.push_back(hvd::allreduce_async(buffer(data, kCount), buffer(data, kCount), {.name = hvd::formatted("large.{}", i)}));
+      float* data = (i % 2 == 0 && arena_ ? static_cast<float*>(arena_.get()) : ordinary_.data()) +
+                    i * kCount;
+      handles.push_back(hvd::allreduce_async(buffer(data, kCount), buffer(data, kCount),
+                                             {.name = hvd::formatted("large.{}", i)}));
     }
     for (const auto& handle : handles) handle.wait();
   }
@@ -97,7 +109,8 @@ int main(int argc, char** argv) {
     run(what, when);
   } catch (const hvd::Error& error) {
     say(hvd::formatted("rank {}: {}: {}", rank, type_of(error), error.what()));
-    std::this_thread::sleep_for(200ms);  // the launcher ends the others soon after the first: let them speak
+    // the launcher ends the others soon after the first: let them speak
+    std::this_thread::sleep_for(200ms);
     return 3;
   }
 }

@@ -1,4 +1,5 @@
-// What happens if a run is broken off and goes on: schedules, scaler, averages, sampler, generators, and what each rank has for itself.
+// What happens if a run is broken off and goes on: schedules, scaler, averages, sampler,
+// generators, and what each rank has for itself.
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <cmath>
@@ -37,8 +38,9 @@ const std::vector<KindOfSchedule>& schedules() {
       {"linear", [](Optimizer& o) { return std::make_unique<hvd::LinearSchedule>(o, 0.25, 2, 5); }},
       {"warm-up",
        [](Optimizer& o) {
-         return std::make_unique<hvd::WarmupScheduler>(o,
-                                                       hvd::WarmupOptions{.steps = 3, .then = [](unsigned n) { return std::pow(0.9, n); }});
+         return std::make_unique<hvd::WarmupScheduler>(
+             o,
+             hvd::WarmupOptions{.steps = 3, .then = [](unsigned n) { return std::pow(0.9, n); }});
        }},
   };
   return all;
@@ -77,13 +79,17 @@ struct Run {
     Checkpoint(file).save(net, optimizer, step, {*schedule, scaler, average, sampler, noise});
   }
   int load(const std::string& file) {
-    return static_cast<int>(Checkpoint(file).load(net, optimizer, {*schedule, scaler, average, sampler, noise}));
+    return static_cast<int>(
+        Checkpoint(file).load(net, optimizer, {*schedule, scaler, average, sampler, noise}));
   }
   [[nodiscard]] at::Tensor all() const {
-    return torch::cat({flat(net), torch::cat({average.averages()[0].flatten(), average.averages()[3].flatten()}),
-                       torch::tensor({adam.param_groups()[0].options().get_lr(), scaler.get_scale(), static_cast<double>(schedule->steps()),
-                                      static_cast<double>(sampler.processed()), static_cast<double>(average.updates())},
-                                     kDouble)});
+    return torch::cat(
+        {flat(net), torch::cat({average.averages()[0].flatten(), average.averages()[3].flatten()}),
+         torch::tensor(
+             {adam.param_groups()[0].options().get_lr(), scaler.get_scale(),
+              static_cast<double>(schedule->steps()), static_cast<double>(sampler.processed()),
+              static_cast<double>(average.updates())},
+             kDouble)});
   }
 
   Sequential net = small_model();
@@ -96,7 +102,8 @@ struct Run {
   at::Generator noise;
 };
 
-void goes_on_after_each_step(const KindOfSchedule& kind, const hvd::DistributedOptimizerOptions& options) {
+void goes_on_after_each_step(const KindOfSchedule& kind,
+                             const hvd::DistributedOptimizerOptions& options) {
   CAPTURE(kind.name);
   Run unbroken(kind.make, options);
   unbroken.steps(0, kSteps);
@@ -115,14 +122,18 @@ void goes_on_after_each_step(const KindOfSchedule& kind, const hvd::DistributedO
   }
 }
 
-TEST_CASE("what happens if I break a run off after any step of an epoch, with any schedule: it goes on with the same bits") {
+TEST_CASE(
+    "what happens if I break a run off after any step of an epoch, with any schedule: it goes on "
+    "with the same bits") {
   for (const auto& kind : schedules()) goes_on_after_each_step(kind, {});
   goes_on_after_each_step(schedules()[2], {.shard_optimizer_state = true});
   goes_on_after_each_step(schedules()[4], {.shard_optimizer_state = true, .shard_gradients = true});
   goes_on_after_each_step(schedules()[3], {.share_parameters = true});
 }
 
-TEST_CASE("what happens if I break off Adasum with an optimizer that has a state: each rank gets its own") {
+TEST_CASE(
+    "what happens if I break off Adasum with an optimizer that has a state: each rank gets its "
+    "own") {
   for (int at = 1; at < 4; ++at) {
     CAPTURE(at);
     const auto train = [](Sequential& net, DistributedOptimizer& optimizer, int begin, int end) {
@@ -134,13 +145,15 @@ TEST_CASE("what happens if I break off Adasum with an optimizer that has a state
     };
     const hvd::DistributedOptimizerOptions options{.op = ReduceOp::Adasum};
     Sequential net = small_model();
-    DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 0.05), net->named_parameters(), options);
+    DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 0.05),
+                                   net->named_parameters(), options);
     const SharedFolder folder;
     train(net, optimizer, 0, at);
     Checkpoint(folder.file()).save(net, optimizer, at);
     train(net, optimizer, at, 5);
     Sequential other = small_model();
-    DistributedOptimizer resumed(std::make_unique<torch::optim::Adam>(other->parameters(), 0.05), other->named_parameters(), options);
+    DistributedOptimizer resumed(std::make_unique<torch::optim::Adam>(other->parameters(), 0.05),
+                                 other->named_parameters(), options);
     CHECK(Checkpoint(folder.file()).load(other, resumed) == at);
     train(other, resumed, at, 5);
     CHECK(same(flat(other), flat(net)));
@@ -165,7 +178,8 @@ TEST_CASE("what happens if parts do not fit: refused on all ranks, and nothing i
     CHECK(same(flat(net), before));
   };
   hvd::GradScaler scaler;
-  refused(error_of<CheckpointError>([&] { checkpoint.load(net, sgd, {schedule}); }), "it has 2 parts, and the program 1");
+  refused(error_of<CheckpointError>([&] { checkpoint.load(net, sgd, {schedule}); }),
+          "it has 2 parts, and the program 1");
   refused(error_of<CheckpointError>([&] {
             checkpoint.load(net, sgd, {schedule, scaler});
           }),
@@ -180,7 +194,8 @@ TEST_CASE("what happens if parts do not fit: refused on all ranks, and nothing i
   hvd::CosineSchedule other(sgd, 4);
   if (hvd::size() > 1) {
     const std::string text = error_of<hvd::Mismatch>([&] {
-      last() ? checkpoint.save(net, sgd, 2, {other, average}) : checkpoint.save(net, sgd, 2, {schedule, average});
+      last() ? checkpoint.save(net, sgd, 2, {other, average})
+             : checkpoint.save(net, sgd, 2, {schedule, average});
     });
     CHECK_MESSAGE(contains(text, "what the ranks save differs"), text);
     CHECK_MESSAGE(contains(text, "hvd::CosineSchedule"), text);
@@ -190,15 +205,18 @@ TEST_CASE("what happens if parts do not fit: refused on all ranks, and nothing i
   CHECK(schedule.steps() == 1);
   CHECK(sgd.param_groups()[0].options().get_lr() == 0.25);
   checkpoint.save(net, sgd, 3);
-  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(net, sgd, {schedule}); }), "saved without parts"));
+  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(net, sgd, {schedule}); }),
+                 "saved without parts"));
 }
 
 TEST_CASE("schedules: the rates of PyTorch's schedulers, on every group") {
   const auto rates = [](const MakeSchedule& make, int steps) {
     const at::Tensor a = torch::ones({1}, kDouble), b = torch::ones({1}, kDouble);
     std::vector<torch::optim::OptimizerParamGroup> groups;
-    groups.emplace_back(std::vector<at::Tensor>{a}, std::make_unique<torch::optim::SGDOptions>(0.8));
-    groups.emplace_back(std::vector<at::Tensor>{b}, std::make_unique<torch::optim::SGDOptions>(0.4));
+    groups.emplace_back(std::vector<at::Tensor>{a},
+                        std::make_unique<torch::optim::SGDOptions>(0.8));
+    groups.emplace_back(std::vector<at::Tensor>{b},
+                        std::make_unique<torch::optim::SGDOptions>(0.4));
     torch::optim::SGD sgd(groups, torch::optim::SGDOptions(0.8));
     const auto schedule = make(sgd);
     std::vector<double> found;
@@ -211,10 +229,12 @@ TEST_CASE("schedules: the rates of PyTorch's schedulers, on every group") {
   };
   const auto alike = [](const std::vector<double>& is, const std::vector<double>& expected) {
     CHECK(is.size() == expected.size());
-    for (std::size_t i = 0; i < std::min(is.size(), expected.size()); ++i) CHECK(is[i] == doctest::Approx(expected[i]).epsilon(1e-14));
+    for (std::size_t i = 0; i < std::min(is.size(), expected.size()); ++i)
+      CHECK(is[i] == doctest::Approx(expected[i]).epsilon(1e-14));
   };
   using torch::optim::Optimizer;
-  alike(rates([](Optimizer& o) { return std::make_unique<hvd::StepSchedule>(o, 2); }, 4), {.8, .4, .8, .4, .08, .04, .08, .04, .008, .004});
+  alike(rates([](Optimizer& o) { return std::make_unique<hvd::StepSchedule>(o, 2); }, 4),
+        {.8, .4, .8, .4, .08, .04, .08, .04, .008, .004});
   alike(rates(
             [](Optimizer& o) {
               return std::make_unique<hvd::MultiStepSchedule>(o, std::vector<unsigned>{1, 3}, 0.5);
@@ -223,15 +243,21 @@ TEST_CASE("schedules: the rates of PyTorch's schedulers, on every group") {
         {.8, .4, .4, .2, .4, .2, .2, .1});
   const double third = (1 + std::cos(std::numbers::pi / 3)) / 2;
   alike(rates([](Optimizer& o) { return std::make_unique<hvd::CosineSchedule>(o, 3, 0.1); }, 4),
-        {.8, .4, .1 + .7 * third, .1 + .3 * third, .1 + .7 * (1 - third), .1 + .3 * (1 - third), .1, .1, .1, .1});
-  alike(rates([](Optimizer& o) { return std::make_unique<hvd::LinearSchedule>(o, 0.5, 1, 2); }, 3), {.4, .2, .6, .3, .8, .4, .8, .4});
+        {.8, .4, .1 + .7 * third, .1 + .3 * third, .1 + .7 * (1 - third), .1 + .3 * (1 - third), .1,
+         .1, .1, .1});
+  alike(rates([](Optimizer& o) { return std::make_unique<hvd::LinearSchedule>(o, 0.5, 1, 2); }, 3),
+        {.4, .2, .6, .3, .8, .4, .8, .4});
   torch::optim::SGD sgd({torch::ones({1})}, 0.1);
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::StepSchedule(sgd, 0); }), "step_size is 0"));
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::CosineSchedule(sgd, 0); }), "steps is 0"));
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::LinearSchedule(sgd, 0, 1, 0); }), "steps is 0"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::StepSchedule(sgd, 0); }),
+                 "step_size is 0"));
+  CHECK(
+      contains(error_of<hvd::InvalidArgument>([&] { hvd::CosineSchedule(sgd, 0); }), "steps is 0"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::LinearSchedule(sgd, 0, 1, 0); }),
+                 "steps is 0"));
 }
 
-TEST_CASE("what happens if I load a file with more than the model has: refused by name on all ranks") {
+TEST_CASE(
+    "what happens if I load a file with more than the model has: refused by name on all ranks") {
   const SharedFolder folder;
   Sequential more(torch::nn::Linear(3, 3), torch::nn::BatchNorm1d(3), torch::nn::Linear(3, 2));
   torch::manual_seed(3);
@@ -241,15 +267,20 @@ TEST_CASE("what happens if I load a file with more than the model has: refused b
   Sequential fewer(torch::nn::Linear(3, 3), torch::nn::BatchNorm1d(3));
   torch::optim::SGD of_fewer(fewer->parameters(), 0.1);
   CHECK(
-      contains(error_of<CheckpointError>([&] { Checkpoint(folder.file()).load(fewer, of_fewer); }), "it has '2', which the model has not"));
-  Sequential plain(torch::nn::Linear(3, 3), torch::nn::BatchNorm1d(torch::nn::BatchNorm1dOptions(3).affine(false)),
+      contains(error_of<CheckpointError>([&] { Checkpoint(folder.file()).load(fewer, of_fewer); }),
+               "it has '2', which the model has not"));
+  Sequential plain(torch::nn::Linear(3, 3),
+                   torch::nn::BatchNorm1d(torch::nn::BatchNorm1dOptions(3).affine(false)),
                    torch::nn::Linear(3, 2));
   torch::optim::SGD of_plain(plain->parameters(), 0.1);
   CHECK(
-      contains(error_of<CheckpointError>([&] { Checkpoint(folder.file()).load(plain, of_plain); }), "'1.weight', which the model has not"));
+      contains(error_of<CheckpointError>([&] { Checkpoint(folder.file()).load(plain, of_plain); }),
+               "'1.weight', which the model has not"));
 }
 
-TEST_CASE("what happens if replicas differ when I save: told on all ranks, by parameter, and no file is written") {
+TEST_CASE(
+    "what happens if replicas differ when I save: told on all ranks, by parameter, and no file is "
+    "written") {
   if (hvd::size() == 1) return;
   const SharedFolder folder;
   Sequential net = small_model();
@@ -269,14 +300,17 @@ TEST_CASE("what happens if replicas differ when I save: told on all ranks, by pa
   CHECK(checkpoint.exists());
 }
 
-TEST_CASE("what happens if a GradScaler steps Adasum on a process set: its ranks agree among themselves") {
+TEST_CASE(
+    "what happens if a GradScaler steps Adasum on a process set: its ranks agree among "
+    "themselves") {
   if (hvd::size() < 3) return;
   const hvd::ProcessSet set = hvd::add_process_set({0, 1});
   {
     hvd::GradScaler scaler;
     Sequential net = small_model();
     if (set.included()) {
-      DistributedOptimizer optimizer(std::make_unique<torch::optim::SGD>(net->parameters(), 0.1), net->named_parameters(),
+      DistributedOptimizer optimizer(std::make_unique<torch::optim::SGD>(net->parameters(), 0.1),
+                                     net->named_parameters(),
                                      {.op = ReduceOp::Adasum, .process_set = set});
       for (int step = 0; step < 3; ++step) {
         optimizer.zero_grad();

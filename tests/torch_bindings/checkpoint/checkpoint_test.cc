@@ -17,21 +17,25 @@ using hvd::DistributedOptimizer;
 
 /// Batch norm has buffers, dropout uses random numbers.
 torch::nn::Sequential noisy_model() {
-  torch::nn::Sequential net(torch::nn::Linear(6, 40), torch::nn::BatchNorm1d(40), torch::nn::Dropout(0.3), torch::nn::Linear(40, 3));
+  torch::nn::Sequential net(torch::nn::Linear(6, 40), torch::nn::BatchNorm1d(40),
+                            torch::nn::Dropout(0.3), torch::nn::Linear(40, 3));
   net->to(kDouble);
   const torch::NoGradGuard no_gradient;
   int variant = 0;
-  for (auto& parameter : net->parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.2);
+  for (auto& parameter : net->parameters())
+    parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.2);
   return net;
 }
 
 struct InterruptedRun {
   explicit InterruptedRun(const hvd::DistributedOptimizerOptions& options = {}, double rate = 0.01)
-      : adam(net->parameters(), torch::optim::AdamOptions(rate)), optimizer(adam, net->named_parameters(), options) {}
+      : adam(net->parameters(), torch::optim::AdamOptions(rate)),
+        optimizer(adam, net->named_parameters(), options) {}
   void steps(int begin, int end) {
     for (int step = begin; step < end; ++step) {
       optimizer.zero_grad();
-      const at::Tensor x = data({8, 6}, kDouble, hvd::rank(), step), y = data({8, 3}, kDouble, hvd::rank(), step + 1);
+      const at::Tensor x = data({8, 6}, kDouble, hvd::rank(), step),
+                       y = data({8, 3}, kDouble, hvd::rank(), step + 1);
       torch::mse_loss(net->forward(x), y).backward();
       optimizer.step();
     }
@@ -54,7 +58,8 @@ TEST_CASE("checkpoint: a run taken up again goes on with the same bits") {
       {"sharded", {.shard_optimizer_state = true}},
       {"int8", {.compression = hvd::Compression::int8()}},
       {"topk", {.compression = hvd::Compression::topk(0.1)}},
-      {"powersgd, sharded", {.compression = hvd::Compression::powersgd(2), .shard_optimizer_state = true}}};
+      {"powersgd, sharded",
+       {.compression = hvd::Compression::powersgd(2), .shard_optimizer_state = true}}};
   for (const auto& [name, options] : ways) {
     CAPTURE(name);
     const SharedFolder folder;
@@ -72,7 +77,8 @@ TEST_CASE("checkpoint: a run taken up again goes on with the same bits") {
       torch::manual_seed(99);
       InterruptedRun resumed(options);
       if (stop % 2 == 0) resumed.steps(20, 22);  // has something to forget
-      const Checkpoint file(folder.file(stop == 4 ? "run.pt" : "run.pt." + std::to_string(4 - stop)));
+      const Checkpoint file(
+          folder.file(stop == 4 ? "run.pt" : "run.pt." + std::to_string(4 - stop)));
       CHECK(file.load(resumed.net, resumed.optimizer) == stop);
       resumed.steps(stop, 5);
       CHECK(unbroken.equals(resumed));  // batch norm's statistics too, which are each rank's own
@@ -113,7 +119,9 @@ struct Buffers : torch::nn::Module {
   }
 };
 
-TEST_CASE("checkpoint: buffers that differ between ranks are refused on all of them, before anything waits for them") {
+TEST_CASE(
+    "checkpoint: buffers that differ between ranks are refused on all of them, before anything "
+    "waits for them") {
   const SharedFolder folder;
   const at::Tensor mean = torch::zeros({3}), count = torch::zeros({}, at::kLong);
   const std::vector<std::pair<hvd::NamedTensors, std::string>> others{
@@ -129,7 +137,8 @@ TEST_CASE("checkpoint: buffers that differ between ranks are refused on all of t
   for (const bool average : {false, true}) {
     const Checkpoint checkpoint(folder.file(), {.average_buffers = average});
     for (const auto& [other, said] : others) {
-      const Buffers module(last() && hvd::size() > 1 ? other : hvd::NamedTensors{{"mean", mean}, {"count", count}});
+      const Buffers module(
+          last() && hvd::size() > 1 ? other : hvd::NamedTensors{{"mean", mean}, {"count", count}});
       torch::optim::SGD sgd(module.parameters(), 0.1);
       if (hvd::size() == 1) {
         checkpoint.save(module, sgd, 1);
@@ -147,7 +156,8 @@ TEST_CASE("checkpoint: buffers that differ between ranks are refused on all of t
   if (hvd::size() == 1) return;
   const Checkpoint unlike(folder.file(), {.average_buffers = last()});
   torch::optim::SGD sgd(usual.parameters(), 0.1);
-  CHECK(contains(error_of<hvd::Mismatch>([&] { unlike.save(usual, sgd, 1); }), grouping("no average_buffers", "average_buffers")));
+  CHECK(contains(error_of<hvd::Mismatch>([&] { unlike.save(usual, sgd, 1); }),
+                 grouping("no average_buffers", "average_buffers")));
 }
 
 TEST_CASE("checkpoint: what a DistributedDataParallel's compression remembers goes on") {
@@ -157,7 +167,9 @@ TEST_CASE("checkpoint: what a DistributedDataParallel's compression remembers go
     void steps(int begin, int end) {
       for (int step = begin; step < end; ++step) {
         sgd.zero_grad();
-        torch::mse_loss(ddp.forward(data({8, 6}, kDouble, hvd::rank(), step)), data({8, 3}, kDouble, hvd::rank(), step + 1)).backward();
+        torch::mse_loss(ddp.forward(data({8, 6}, kDouble, hvd::rank(), step)),
+                        data({8, 3}, kDouble, hvd::rank(), step + 1))
+            .backward();
         sgd.step();
       }
     }
@@ -176,12 +188,14 @@ TEST_CASE("checkpoint: what a DistributedDataParallel's compression remembers go
   CHECK(resumed.file(folder.file()).load(resumed.net, resumed.sgd) == 3);
   resumed.steps(3, 6);
   CHECK(same(flat(unbroken.net), flat(resumed.net)));
-  if (hvd::size() > 1) CHECK(resumed.ddp.compression_memory().front().abs().max().item<double>() > 0);
+  if (hvd::size() > 1)
+    CHECK(resumed.ddp.compression_memory().front().abs().max().item<double>() > 0);
 }
 
 TEST_CASE("checkpoint: a run that goes on with fewer ranks ends where one process ends") {
   constexpr int kRows = 12;  // of each step's batch, cut among the ranks there are
-  const auto steps = [](torch::nn::Sequential& net, auto& optimizer, int rank, int ranks, int begin, int end) {
+  const auto steps = [](torch::nn::Sequential& net, auto& optimizer, int rank, int ranks, int begin,
+                        int end) {
     const int share = kRows / ranks;
     for (int step = begin; step < end; ++step) {
       const auto own = [&](std::int64_t width, int variant) {
@@ -201,14 +215,16 @@ TEST_CASE("checkpoint: a run that goes on with fewer ranks ends where one proces
     torch::nn::Sequential net = small_model();
     torch::optim::Adam adam(net->parameters(), torch::optim::AdamOptions(0.01));
     {
-      DistributedOptimizer optimizer(adam, net->named_parameters(), {.shard_optimizer_state = shard});
+      DistributedOptimizer optimizer(adam, net->named_parameters(),
+                                     {.shard_optimizer_state = shard});
       steps(net, optimizer, hvd::rank(), hvd::size(), 0, 4);
       Checkpoint(folder.file()).save(net, optimizer, 4);
     }
     if (fewer.included()) {
       torch::nn::Sequential resumed = small_model();
       torch::optim::Adam again(resumed->parameters(), torch::optim::AdamOptions(0.01));
-      DistributedOptimizer optimizer(again, resumed->named_parameters(), {.process_set = fewer, .shard_optimizer_state = shard});
+      DistributedOptimizer optimizer(again, resumed->named_parameters(),
+                                     {.process_set = fewer, .shard_optimizer_state = shard});
       CHECK(Checkpoint(folder.file(), {.process_set = fewer}).load(resumed, optimizer) == 4);
       steps(resumed, optimizer, fewer.rank(), fewer.size(), 4, 9);
       torch::nn::Sequential unbroken = small_model();
@@ -234,7 +250,8 @@ TEST_CASE("checkpoint: read by another number of ranks, sharded or not") {
   const auto fewer = hvd::add_process_set(others);
   if (fewer.included()) {
     const Checkpoint checkpoint(folder.file(), {.process_set = fewer});
-    InterruptedRun sharded({.process_set = fewer, .shard_optimizer_state = true}), plain({.process_set = fewer});
+    InterruptedRun sharded({.process_set = fewer, .shard_optimizer_state = true}),
+        plain({.process_set = fewer});
     for (auto* run : {&sharded, &plain}) {
       run->net->eval();
       CHECK(checkpoint.load(run->net, run->optimizer) == 3);
@@ -256,11 +273,14 @@ TEST_CASE("checkpoint: extra state, options, files that stay, a plain optimizer"
   layer->forward(torch::ones({1, 3})).sum().backward();
   sgd.step();
   const std::string bytes("a\0b\n", 4);
-  checkpoint.save(layer, sgd, 1, {.strings = {{"sampler", bytes}, {"nothing", ""}}, .tensors = {{"mean", torch::arange(5) + hvd::rank()}}});
+  checkpoint.save(layer, sgd, 1,
+                  {.strings = {{"sampler", bytes}, {"nothing", ""}},
+                   .tensors = {{"mean", torch::arange(5) + hvd::rank()}}});
   for (const bool load_options : {true, false}) {
     torch::optim::SGD other(layer->parameters(), torch::optim::SGDOptions(0.25));
     Checkpoint::Extra extra;
-    CHECK(Checkpoint(checkpoint.path(), {.load_options = load_options}).load(layer, other, extra) == 1);
+    CHECK(Checkpoint(checkpoint.path(), {.load_options = load_options}).load(layer, other, extra) ==
+          1);
     CHECK(extra.strings == std::map<std::string, std::string>{{"sampler", bytes}, {"nothing", ""}});
     CHECK(torch::equal(extra.tensors.at("mean"), torch::arange(5)));
     CHECK(other.param_groups()[0].options().get_lr() == (load_options ? 0.5 : 0.25));
@@ -269,7 +289,9 @@ TEST_CASE("checkpoint: extra state, options, files that stay, a plain optimizer"
   CHECK(checkpoint.read_extra().strings.at("sampler") == bytes);
 
   const Checkpoint three(folder.file(), {.keep_last = 3});
-  const auto found = [&](const std::string& name) { return Checkpoint(folder.file(name)).load(layer, sgd); };
+  const auto found = [&](const std::string& name) {
+    return Checkpoint(folder.file(name)).load(layer, sgd);
+  };
   for (int step = 1; step <= 5; ++step) {
     three.save(layer, sgd, step);
     CHECK(found("run.pt") == step);
@@ -279,14 +301,17 @@ TEST_CASE("checkpoint: extra state, options, files that stay, a plain optimizer"
   }
 }
 
-TEST_CASE("checkpoint: what cannot be read or written is an error on all ranks, and changes nothing") {
+TEST_CASE(
+    "checkpoint: what cannot be read or written is an error on all ranks, and changes nothing") {
   const SharedFolder folder;
   const Checkpoint checkpoint(folder.file());
   torch::nn::Linear layer(3, 2);
   hvd::broadcast_parameters(layer, 0);
   torch::optim::SGD sgd(layer->parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));
   const at::Tensor before = layer->weight.detach().clone();
-  const auto refused = [&] { return error_of<hvd::CheckpointError>([&] { checkpoint.load(layer, sgd); }); };
+  const auto refused = [&] {
+    return error_of<hvd::CheckpointError>([&] { checkpoint.load(layer, sgd); });
+  };
   CHECK(contains(refused(), "run.pt"));
   CHECK(contains(refused(), "No such file"));
   checkpoint.save(layer, sgd, 1);
@@ -318,14 +343,17 @@ TEST_CASE("checkpoint: what cannot be read or written is an error on all ranks, 
   CHECK(contains(error_of<hvd::CheckpointError>([&] { checkpoint.load(wide, of_wide); }),
                  "'weight' has shape [2, 3], the model's has [2, 4]"));
   torch::nn::Sequential nested(torch::nn::Linear(3, 2));
-  CHECK(contains(error_of<hvd::CheckpointError>([&] { checkpoint.load(nested, sgd); }), "no module '0'"));
-  torch::optim::SGD turned({layer->bias, layer->weight}, torch::optim::SGDOptions(0.5).momentum(0.9));
+  CHECK(contains(error_of<hvd::CheckpointError>([&] { checkpoint.load(nested, sgd); }),
+                 "no module '0'"));
+  torch::optim::SGD turned({layer->bias, layer->weight},
+                           torch::optim::SGDOptions(0.5).momentum(0.9));
   CHECK(contains(error_of<hvd::CheckpointError>([&] { checkpoint.load(layer, turned); }),
                  "parameter 0 of its optimizer is 'weight', of the one here 'bias'"));
   const Checkpoint nowhere(folder.file() + "/below/run.pt");
   CHECK(contains(error_of<hvd::CheckpointError>([&] { nowhere.save(layer, sgd, 1); }), "rank 0"));
   CHECK(contains(error_of<hvd::InvalidArgument>([] { Checkpoint(""); }), "path"));
-  CHECK(contains(error_of<hvd::InvalidArgument>([] { Checkpoint("x", {.keep_last = 0}); }), "keep_last"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([] { Checkpoint("x", {.keep_last = 0}); }),
+                 "keep_last"));
   CHECK(torch::equal(layer->weight, before));
   CHECK(checkpoint.load(layer, sgd) == 1);
 }

@@ -6,12 +6,13 @@
 namespace {
 
 using namespace hvd::test;
-using at::kBFloat16, at::kBool, at::kByte, at::kChar, at::kComplexFloat, at::kDouble, at::kFloat, at::kHalf, at::kInt, at::kLong,
-    at::kShort;
+using at::kBFloat16, at::kBool, at::kByte, at::kChar, at::kComplexFloat, at::kDouble, at::kFloat,
+    at::kHalf, at::kInt, at::kLong, at::kShort;
 using hvd::ReduceOp;
 using Tensors = std::vector<at::Tensor>;
 
-const std::vector<ReduceOp> kOps{ReduceOp::Average, ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product, ReduceOp::Adasum};
+const std::vector<ReduceOp> kOps{ReduceOp::Average, ReduceOp::Sum,     ReduceOp::Min,
+                                 ReduceOp::Max,     ReduceOp::Product, ReduceOp::Adasum};
 
 /// SEMANTICS, "Collectives"; nothing where it leaves the pair open.
 std::optional<bool> allowed(at::ScalarType type, ReduceOp op) {
@@ -35,7 +36,8 @@ TEST_CASE("allreduce: every type and operation, in every form") {
         const auto before = hvd::stats();
         CHECK_THROWS_AS(hvd::allreduce(given, {.name = "refused", .op = op}), hvd::InvalidArgument);
         CHECK_THROWS_AS(hvd::allreduce_(given, {.op = op}), hvd::InvalidArgument);
-        CHECK_THROWS_AS(hvd::allreduce_async(given, {.name = "refused", .op = op}), hvd::InvalidArgument);
+        CHECK_THROWS_AS(hvd::allreduce_async(given, {.name = "refused", .op = op}),
+                        hvd::InvalidArgument);
         CHECK_THROWS_AS(hvd::allreduce_async_(given, {.op = op}), hvd::InvalidArgument);
         CHECK_THROWS_AS(hvd::grouped_allreduce({given, given}, {.op = op}), hvd::InvalidArgument);
         CHECK(hvd::stats().tensors_submitted == before.tensors_submitted);
@@ -53,19 +55,23 @@ TEST_CASE("allreduce: every type and operation, in every form") {
       changed = given.clone();
       CHECK(hvd::allreduce_async_(changed, {.op = op}).wait().is_same(changed));
       CHECK(same(changed, expected));
-      const Tensors group = hvd::grouped_allreduce({given, data({2}, type, hvd::rank(), 1)}, {.op = op});
+      const Tensors group =
+          hvd::grouped_allreduce({given, data({2}, type, hvd::rank(), 1)}, {.op = op});
       REQUIRE(group.size() == 2);
       CHECK(same(group[0], expected));
       CHECK(same(group[1], reduced(all_data({2}, type, everyone(), 1), op)));
     }
   }
   // The refusals have not advanced the numbers of unnamed calls.
-  CHECK(same(hvd::allreduce(torch::ones({1}, kLong), {.op = ReduceOp::Sum}), torch::full({1}, hvd::size(), kLong)));
+  CHECK(same(hvd::allreduce(torch::ones({1}, kLong), {.op = ReduceOp::Sum}),
+             torch::full({1}, hvd::size(), kLong)));
 }
 
 TEST_CASE("allreduce: large tensors and in place in grouped and asynchronous form") {
   const std::vector<std::int64_t> sizes{300001};
-  const auto expected = [&](int variant) { return reduced(all_data(sizes, kFloat, everyone(), variant), ReduceOp::Average); };
+  const auto expected = [&](int variant) {
+    return reduced(all_data(sizes, kFloat, everyone(), variant), ReduceOp::Average);
+  };
   Tensors group{data(sizes, kFloat, hvd::rank(), 0), data(sizes, kFloat, hvd::rank(), 1)};
   const Tensors given = group;
   const Tensors results = hvd::grouped_allreduce_(group);
@@ -87,25 +93,31 @@ TEST_CASE("allreduce: integer averages are exact and truncate toward zero") {
   std::int64_t sum = 0;
   for (int r = 0; r < n; ++r) sum += -7 - r;
   for (const auto type : {kChar, kShort, kInt, kLong})
-    CHECK(same(hvd::allreduce(torch::full({4}, -7 - hvd::rank(), type)), torch::full({4}, sum / n, type)));
+    CHECK(same(hvd::allreduce(torch::full({4}, -7 - hvd::rank(), type)),
+               torch::full({4}, sum / n, type)));
   // The sum itself would not fit.
   CHECK(same(hvd::allreduce(torch::full({5}, 200, kByte)), torch::full({5}, 200, kByte)));
   CHECK(same(hvd::allreduce(torch::full({5}, -128, kChar)), torch::full({5}, -128, kChar)));
   const std::int64_t big = (std::int64_t{1} << 53) + 1;  // no double holds it
   CHECK(same(hvd::allreduce(torch::full({3}, big, kLong)), torch::full({3}, big, kLong)));
-  CHECK(same(hvd::allreduce(torch::full({3}, 2147483647, kInt)), torch::full({3}, 2147483647, kInt)));
+  CHECK(
+      same(hvd::allreduce(torch::full({3}, 2147483647, kInt)), torch::full({3}, 2147483647, kInt)));
 }
 
 TEST_CASE("allreduce: scales") {
-  const auto scaled = [](double value, double factor) { return static_cast<std::int64_t>(value * factor); };
+  const auto scaled = [](double value, double factor) {
+    return static_cast<std::int64_t>(value * factor);
+  };
   for (const double pre : {0.5, 1.0, -1.5}) {
     for (const double post : {1.0, 1.7}) {
       std::int64_t sum = 0;
       for (int r = 0; r < hvd::size(); ++r) sum += scaled(-5 + 3 * r, pre);
       for (const auto type : {kShort, kInt, kLong}) {
         const at::Tensor given = torch::full({5}, -5 + 3 * hvd::rank(), type);
-        CHECK(same(hvd::allreduce(given, {.op = ReduceOp::Sum, .prescale_factor = pre, .postscale_factor = post}),
-                   torch::full({5}, scaled(static_cast<double>(sum), post), type)));
+        CHECK(same(
+            hvd::allreduce(given,
+                           {.op = ReduceOp::Sum, .prescale_factor = pre, .postscale_factor = post}),
+            torch::full({5}, scaled(static_cast<double>(sum), post), type)));
         CHECK(same(hvd::allreduce(given, {.prescale_factor = pre, .postscale_factor = post}),
                    torch::full({5}, scaled(static_cast<double>(sum / hvd::size()), post), type)));
       }
@@ -122,29 +134,39 @@ TEST_CASE("allreduce: scales") {
     }
     const at::Tensor expected = (sum * torch::full_like(sum, post)).to(type);
     const at::Tensor got =
-        hvd::allreduce(data({40}, type, hvd::rank()), {.op = ReduceOp::Sum, .prescale_factor = pre, .postscale_factor = post});
+        hvd::allreduce(data({40}, type, hvd::rank()),
+                       {.op = ReduceOp::Sum, .prescale_factor = pre, .postscale_factor = post});
     CHECK((got.scalar_type() == type));
-    CHECK(torch::allclose(got.to(kDouble), expected.to(kDouble), type == kDouble ? 1e-15 : 1e-6, type == kDouble ? 1e-15 : 1e-7));
+    CHECK(torch::allclose(got.to(kDouble), expected.to(kDouble), type == kDouble ? 1e-15 : 1e-6,
+                          type == kDouble ? 1e-15 : 1e-7));
   }
-  const at::Tensor halves = hvd::allreduce(torch::full({3}, 40000.0, kHalf), {.op = ReduceOp::Sum, .prescale_factor = 0.1});
-  CHECK(torch::allclose(halves.to(kFloat), torch::full({3}, 4000.0F * static_cast<float>(hvd::size())), 1e-3));
+  const at::Tensor halves = hvd::allreduce(torch::full({3}, 40000.0, kHalf),
+                                           {.op = ReduceOp::Sum, .prescale_factor = 0.1});
+  CHECK(torch::allclose(halves.to(kFloat),
+                        torch::full({3}, 4000.0F * static_cast<float>(hvd::size())), 1e-3));
 }
 
 TEST_CASE("allreduce: 16-bit floats are summed in fp32 and do not overflow on the way") {
   const at::Tensor given = torch::full({7}, hvd::rank() == 0 ? 2048.0 : 1.0, kHalf);
-  CHECK(same(hvd::allreduce(given, {.op = ReduceOp::Sum}), torch::full({7}, 2048.0 + hvd::size() - 1, kFloat).to(kHalf)));
+  CHECK(same(hvd::allreduce(given, {.op = ReduceOp::Sum}),
+             torch::full({7}, 2048.0 + hvd::size() - 1, kFloat).to(kHalf)));
   CHECK(same(hvd::allreduce(torch::full({7}, 60000.0, kHalf)), torch::full({7}, 60000.0, kHalf)));
-  CHECK(torch::isinf(hvd::allreduce(torch::full({7}, 60000.0, kHalf), {.op = ReduceOp::Sum})).all().item<bool>() == (hvd::size() > 1));
+  CHECK(torch::isinf(hvd::allreduce(torch::full({7}, 60000.0, kHalf), {.op = ReduceOp::Sum}))
+            .all()
+            .item<bool>() == (hvd::size() > 1));
   const at::Tensor brain = torch::full({7}, hvd::rank() == 0 ? 256.0 : 1.0, kBFloat16);
-  CHECK(same(hvd::allreduce(brain, {.op = ReduceOp::Sum}), torch::full({7}, 256.0 + hvd::size() - 1, kFloat).to(kBFloat16)));
+  CHECK(same(hvd::allreduce(brain, {.op = ReduceOp::Sum}),
+             torch::full({7}, 256.0 + hvd::size() - 1, kFloat).to(kBFloat16)));
 }
 
 TEST_CASE("allreduce: compression") {
-  const std::pair<hvd::Compression, at::ScalarType> kinds[]{{hvd::Compression::fp16(), kHalf}, {hvd::Compression::bf16(), kBFloat16}};
+  const std::pair<hvd::Compression, at::ScalarType> kinds[]{{hvd::Compression::fp16(), kHalf},
+                                                            {hvd::Compression::bf16(), kBFloat16}};
   for (const auto& [compression, wire] : kinds) {
     for (const auto type : {kFloat, kDouble}) {
       Tensors rounded;
-      for (const auto& input : all_data({33}, type, everyone())) rounded.push_back((input * 1.0123).to(wire));
+      for (const auto& input : all_data({33}, type, everyone()))
+        rounded.push_back((input * 1.0123).to(wire));
       const at::Tensor given = data({33}, type, hvd::rank()) * 1.0123;
       const at::Tensor expected = reduced(rounded, ReduceOp::Average).to(type);
       CHECK(same(hvd::allreduce(given, {.compression = compression}), expected));
@@ -170,13 +192,17 @@ TEST_CASE("adasum: orthogonal gradients add, parallel ones average; fp16 does no
   orthogonal[hvd::rank() % 4] = 3.0;
   at::Tensor expected = torch::zeros({4});
   for (int r = 0; r < n; ++r) expected[r % 4] += 3.0;
-  if (n <= 4) CHECK(torch::allclose(hvd::allreduce(orthogonal, {.op = ReduceOp::Adasum}), expected));
+  if (n <= 4)
+    CHECK(torch::allclose(hvd::allreduce(orthogonal, {.op = ReduceOp::Adasum}), expected));
   const at::Tensor parallel = torch::full({1001}, 300.0).to(kHalf);
   CHECK(same(hvd::allreduce(parallel, {.op = ReduceOp::Adasum}), parallel));
-  const Tensors group = hvd::grouped_allreduce({orthogonal, torch::full({5}, 2.0)}, {.op = ReduceOp::Adasum});
+  const Tensors group =
+      hvd::grouped_allreduce({orthogonal, torch::full({5}, 2.0)}, {.op = ReduceOp::Adasum});
   CHECK(torch::allclose(group[1], torch::full({5}, 2.0)));
-  CHECK_THROWS_AS(hvd::allreduce(torch::ones({2}, kInt), {.op = ReduceOp::Adasum}), hvd::InvalidArgument);
-  CHECK_THROWS_AS(hvd::allreduce(torch::ones({2}, kComplexFloat), {.op = ReduceOp::Product}), hvd::InvalidArgument);
+  CHECK_THROWS_AS(hvd::allreduce(torch::ones({2}, kInt), {.op = ReduceOp::Adasum}),
+                  hvd::InvalidArgument);
+  CHECK_THROWS_AS(hvd::allreduce(torch::ones({2}, kComplexFloat), {.op = ReduceOp::Product}),
+                  hvd::InvalidArgument);
 }
 
 }  // namespace

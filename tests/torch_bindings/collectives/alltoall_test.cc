@@ -11,7 +11,9 @@ using at::kDouble, at::kFloat, at::kInt, at::kLong;
 using hvd::ReduceOp;
 using Tensors = std::vector<at::Tensor>;
 
-at::Tensor ints(const std::vector<std::int64_t>& values, at::ScalarType type = kInt) { return torch::tensor(values).to(type); }
+at::Tensor ints(const std::vector<std::int64_t>& values, at::ScalarType type = kInt) {
+  return torch::tensor(values).to(type);
+}
 
 /// Rows that `from` sends to `to`.
 std::int64_t rows(int from, int to) { return (from * 2 + to) % 3; }
@@ -20,14 +22,17 @@ std::vector<std::int64_t> rows_from(int from) {
   for (int to = 0; to < hvd::size(); ++to) all.push_back(rows(from, to));
   return all;
 }
-std::int64_t sum(const std::vector<std::int64_t>& values) { return std::accumulate(values.begin(), values.end(), std::int64_t{0}); }
+std::int64_t sum(const std::vector<std::int64_t>& values) {
+  return std::accumulate(values.begin(), values.end(), std::int64_t{0});
+}
 
 TEST_CASE("alltoall: every type, even and uneven, with a tail that is not sent") {
   const int n = hvd::size();
   for (const auto type : kTypes) {
     CAPTURE(std::string(at::toString(type)));
     Tensors parts;
-    for (int from = 0; from < n; ++from) parts.push_back(data({2 * n, 3}, type, from).slice(0, 2 * hvd::rank(), 2 * hvd::rank() + 2));
+    for (int from = 0; from < n; ++from)
+      parts.push_back(data({2 * n, 3}, type, from).slice(0, 2 * hvd::rank(), 2 * hvd::rank() + 2));
     const auto even = hvd::alltoall(data({2 * n, 3}, type, hvd::rank()));
     CHECK(same(even.output, torch::cat(parts)));
     CHECK(same(even.received_splits, torch::full({n}, 2, kInt)));
@@ -42,11 +47,14 @@ TEST_CASE("alltoall: every type, even and uneven, with a tail that is not sent")
       received.push_back(rows(from, hvd::rank()));
     }
     for (const auto splits_type : {kInt, kLong}) {
-      const auto uneven = hvd::alltoall(given(hvd::rank()), {.name = "uneven", .splits = ints(rows_from(hvd::rank()), splits_type)});
+      const auto uneven =
+          hvd::alltoall(given(hvd::rank()),
+                        {.name = "uneven", .splits = ints(rows_from(hvd::rank()), splits_type)});
       CHECK(same(uneven.output, torch::cat(parts)));
       CHECK(same(uneven.received_splits, ints(received)));
     }
-    const auto later = hvd::alltoall_async(given(hvd::rank()), {.splits = ints(rows_from(hvd::rank()))});
+    const auto later =
+        hvd::alltoall_async(given(hvd::rank()), {.splits = ints(rows_from(hvd::rank()))});
     CHECK(same(later.wait().output, torch::cat(parts)));
     CHECK(same(later.wait().received_splits, ints(received)));
   }
@@ -56,14 +64,20 @@ TEST_CASE("alltoall: wrong splits are refused at the call and leave no trace") {
   const int n = hvd::size();
   const at::Tensor tensor = torch::ones({4 * n + (n > 1 ? 1 : 0)});
   const auto refused = [&](const at::Tensor& splits) {
-    return error_of<hvd::InvalidArgument>([&] { hvd::alltoall(tensor, {.name = "s", .splits = splits}); });
+    return error_of<hvd::InvalidArgument>(
+        [&] { hvd::alltoall(tensor, {.name = "s", .splits = splits}); });
   };
-  CHECK(contains(refused(ints(std::vector<std::int64_t>(static_cast<std::size_t>(n), 9))), "do not fit into the"));
-  CHECK(contains(refused(ints(std::vector<std::int64_t>(static_cast<std::size_t>(n + 1), 0))), "splits for"));
-  CHECK(contains(refused(ints(std::vector<std::int64_t>(static_cast<std::size_t>(n), -1))), "splits"));
+  CHECK(contains(refused(ints(std::vector<std::int64_t>(static_cast<std::size_t>(n), 9))),
+                 "do not fit into the"));
+  CHECK(contains(refused(ints(std::vector<std::int64_t>(static_cast<std::size_t>(n + 1), 0))),
+                 "splits for"));
+  CHECK(contains(refused(ints(std::vector<std::int64_t>(static_cast<std::size_t>(n), -1))),
+                 "splits"));
   CHECK(contains(refused(torch::ones({n, 1}, kInt)), "1-D"));
   CHECK(contains(refused(torch::ones({n}, kFloat)), "int32"));
-  if (n > 1) CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::alltoall(tensor); }), "cannot be divided evenly"));
+  if (n > 1)
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::alltoall(tensor); }),
+                   "cannot be divided evenly"));
   CHECK_THROWS_AS(hvd::alltoall(torch::tensor(1.0)), hvd::InvalidArgument);
   CHECK(hvd::alltoall(torch::ones({n})).output.sizes() == at::IntArrayRef({n}));
 }
@@ -75,7 +89,8 @@ TEST_CASE("alltoall: dimensions after the first must agree") {
   CHECK(contains(said, "alltoall 'dims': the shape differs between ranks: "));
   const std::string n = std::to_string(hvd::size());
   CHECK(contains(said, grouping("float32 [" + n + ", 2]", "float32 [" + n + ", 3]")));
-  CHECK(hvd::alltoall(torch::ones({hvd::size(), 2}), {.name = "dims"}).output.size(0) == hvd::size());
+  CHECK(hvd::alltoall(torch::ones({hvd::size(), 2}), {.name = "dims"}).output.size(0) ==
+        hvd::size());
 }
 
 TEST_CASE("gradients of alltoall and reducescatter") {
@@ -85,16 +100,21 @@ TEST_CASE("gradients of alltoall and reducescatter") {
   const auto exchanged = hvd::alltoall(x, {.splits = ints(splits)});
   (exchanged.output * (hvd::rank() + 1)).sum().backward();
   Tensors expected;
-  for (int to = 0; to < n; ++to) expected.push_back(torch::full({rows(hvd::rank(), to), 2}, to + 1.0, kDouble));
+  for (int to = 0; to < n; ++to)
+    expected.push_back(torch::full({rows(hvd::rank(), to), 2}, to + 1.0, kDouble));
   expected.push_back(torch::zeros({2, 2}, kDouble));
   CHECK(same(x.grad(), torch::cat(expected)));
 
   for (const auto op : {ReduceOp::Average, ReduceOp::Sum}) {
     const std::int64_t count = 2 * n + 1;
     at::Tensor y = data({count}, kDouble, hvd::rank()).requires_grad_(true);
-    (hvd::reducescatter(y, {.op = op, .prescale_factor = 0.5, .postscale_factor = 3}) * (hvd::rank() + 1)).sum().backward();
+    (hvd::reducescatter(y, {.op = op, .prescale_factor = 0.5, .postscale_factor = 3}) *
+     (hvd::rank() + 1))
+        .sum()
+        .backward();
     Tensors parts;
-    for (int r = 0; r < n; ++r) parts.push_back(torch::full({count / n + (r < count % n ? 1 : 0)}, r + 1.0, kDouble));
+    for (int r = 0; r < n; ++r)
+      parts.push_back(torch::full({count / n + (r < count % n ? 1 : 0)}, r + 1.0, kDouble));
     CHECK(same(y.grad(), torch::cat(parts) * (1.5 * (op == ReduceOp::Sum ? n : 1))));
   }
 }

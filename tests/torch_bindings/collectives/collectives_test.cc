@@ -17,16 +17,22 @@ TEST_CASE("gradients") {
 
   for (const auto op : {ReduceOp::Average, ReduceOp::Sum}) {
     at::Tensor x = input();
-    (hvd::allreduce(x, {.op = op, .prescale_factor = 0.5, .postscale_factor = 3}) * weight(hvd::rank())).sum().backward();
+    (hvd::allreduce(x, {.op = op, .prescale_factor = 0.5, .postscale_factor = 3}) *
+     weight(hvd::rank()))
+        .sum()
+        .backward();
     CHECK(torch::allclose(x.grad(), reduced(weights, op) * 1.5, 1e-14, 1e-14));
     x = input();
-    (hvd::allreduce_async(x, {.name = "gradient", .op = op}).wait() * weight(hvd::rank())).sum().backward();
+    (hvd::allreduce_async(x, {.name = "gradient", .op = op}).wait() * weight(hvd::rank()))
+        .sum()
+        .backward();
     CHECK(same(x.grad(), reduced(weights, op)));
   }
   {  // a group of which one result is not used, and one input needs no gradient
     const at::Tensor x = input();
     const at::Tensor y = input();
-    const Tensors results = hvd::grouped_allreduce({x, torch::ones({2}), y, torch::ones({2}, kLong)}, {.op = ReduceOp::Sum});
+    const Tensors results = hvd::grouped_allreduce(
+        {x, torch::ones({2}), y, torch::ones({2}, kLong)}, {.op = ReduceOp::Sum});
     (results[0] * weight(hvd::rank())).sum().backward();
     CHECK(same(x.grad(), reduced(weights, ReduceOp::Sum)));
     CHECK((!y.grad().defined() || same(y.grad(), torch::zeros_like(y))));
@@ -35,7 +41,8 @@ TEST_CASE("gradients") {
   {  // through a computation on both sides
     const at::Tensor x = input();
     (hvd::allreduce(x * x, {.op = ReduceOp::Sum}) * weight(hvd::rank())).sum().backward();
-    CHECK(torch::allclose(x.grad(), 2 * x.detach() * reduced(weights, ReduceOp::Sum), 1e-14, 1e-14));
+    CHECK(
+        torch::allclose(x.grad(), 2 * x.detach() * reduced(weights, ReduceOp::Sum), 1e-14, 1e-14));
   }
   {  // allgather: rank r gives r + 1 rows
     const at::Tensor x = data({hvd::rank() + 1, 3}, kDouble, hvd::rank()).requires_grad_();
@@ -45,12 +52,14 @@ TEST_CASE("gradients") {
     for (int r = 0; r < n; ++r) given.push_back(data({all.size(0), 3}, kDouble, r, 5));
     (all * given[static_cast<std::size_t>(hvd::rank())]).sum().backward();
     const std::int64_t begin = hvd::rank() * (hvd::rank() + 1) / 2;
-    CHECK(same(x.grad(), reduced(given, ReduceOp::Average).slice(0, begin, begin + hvd::rank() + 1)));
+    CHECK(
+        same(x.grad(), reduced(given, ReduceOp::Average).slice(0, begin, begin + hvd::rank() + 1)));
   }
   for (int root = 0; root < n; ++root) {
     const at::Tensor x = input();
     (hvd::broadcast(x, {.root_rank = root}) * weight(hvd::rank())).sum().backward();
-    CHECK(same(x.grad(), hvd::rank() == root ? reduced(weights, ReduceOp::Average) : torch::zeros({4, 3}, kDouble)));
+    CHECK(same(x.grad(), hvd::rank() == root ? reduced(weights, ReduceOp::Average)
+                                             : torch::zeros({4, 3}, kDouble)));
   }
   CHECK(!hvd::allreduce(torch::ones({2})).requires_grad());
   const torch::NoGradGuard no_gradient;

@@ -1,4 +1,5 @@
-// Allgather, alltoall and reducescatter into tensors that exist: values, layouts, what is refused, and what autograd is told.
+// Allgather, alltoall and reducescatter into tensors that exist: values, layouts, what is refused,
+// and what autograd is told.
 #include <numeric>
 
 #include "tests/torch_bindings/support.h"
@@ -12,14 +13,18 @@ using hvd::ReduceOp;
 using Tensors = std::vector<at::Tensor>;
 
 at::Tensor ints(const std::vector<std::int64_t>& values) { return torch::tensor(values).to(kInt); }
-at::Tensor old_values(at::IntArrayRef sizes, at::ScalarType type = kFloat) { return torch::full(sizes, 77, type); }
+at::Tensor old_values(at::IntArrayRef sizes, at::ScalarType type = kFloat) {
+  return torch::full(sizes, 77, type);
+}
 std::int64_t rows(int from, int to) { return (from * 2 + to) % 3; }
 std::vector<std::int64_t> rows_from(int from, int n) {
   std::vector<std::int64_t> all;
   for (int to = 0; to < n; ++to) all.push_back(rows(from, to));
   return all;
 }
-std::int64_t sum(const std::vector<std::int64_t>& values) { return std::accumulate(values.begin(), values.end(), std::int64_t{0}); }
+std::int64_t sum(const std::vector<std::int64_t>& values) {
+  return std::accumulate(values.begin(), values.end(), std::int64_t{0});
+}
 
 /// An input and what the three forms must make of it.
 struct Work {
@@ -31,7 +36,9 @@ Work work(at::ScalarType type, std::int64_t width, int variant = 0) {
   const int n = hvd::size();
   const int self = hvd::rank();
   Work made;
-  const auto given = [&](int rank) { return data({sum(rows_from(rank, n)) + n, width}, type, rank, variant); };
+  const auto given = [&](int rank) {
+    return data({sum(rows_from(rank, n)) + n, width}, type, rank, variant);
+  };
   made.input = given(self);
   made.exchange.splits = ints(rows_from(self, n));
   Tensors all, parts;
@@ -49,11 +56,13 @@ Work work(at::ScalarType type, std::int64_t width, int variant = 0) {
   return made;
 }
 
-TEST_CASE("into: every type, small and large, at once and later, as the forms that make their result") {
+TEST_CASE(
+    "into: every type, small and large, at once and later, as the forms that make their result") {
   for (const auto type : kTypes)
     for (const std::int64_t width : {std::int64_t{3}, std::int64_t{30011}}) {
       if (width > 3 && type != kFloat && type != at::kHalf) continue;
-      for (int round = 0; round < 4; ++round) {  // from the third time on a small one goes another way
+      // from the third time on a small one goes another way
+      for (int round = 0; round < 4; ++round) {
         const Work made = work(type, width, round);
         const at::Tensor whole = old_values(made.gathered.sizes(), type);
         const at::Tensor same_tensor = hvd::allgather_into(whole, made.input, {.name = "g"});
@@ -64,19 +73,22 @@ TEST_CASE("into: every type, small and large, at once and later, as the forms th
         CHECK(same(later, made.gathered));
 
         const at::Tensor part = old_values(made.exchanged.sizes(), type);
-        const auto exchanged = hvd::alltoall_into(part, made.input, {.name = "a", .splits = made.exchange.splits});
+        const auto exchanged =
+            hvd::alltoall_into(part, made.input, {.name = "a", .splits = made.exchange.splits});
         CHECK(exchanged.output.is_same(part));
         CHECK(same(part, made.exchanged));
         CHECK(same(exchanged.received_splits, made.received));
         part.fill_(0);
-        CHECK(same(hvd::alltoall_into_async(part, made.input, made.exchange).wait().received_splits, made.received));
+        CHECK(same(hvd::alltoall_into_async(part, made.input, made.exchange).wait().received_splits,
+                   made.received));
         CHECK(same(part, made.exchanged));
 
         if (type == at::kBool) continue;
         const at::Tensor even = data({2 * hvd::size() + 1, width}, type, hvd::rank(), round);
         const at::Tensor own = hvd::reducescatter(even, {.op = ReduceOp::Sum});
         const at::Tensor scattered = old_values(own.sizes(), type);
-        CHECK(hvd::reducescatter_into(scattered, even, {.name = "s", .op = ReduceOp::Sum}).is_same(scattered));
+        CHECK(hvd::reducescatter_into(scattered, even, {.name = "s", .op = ReduceOp::Sum})
+                  .is_same(scattered));
         CHECK(same(scattered, own));
         scattered.fill_(0);
         hvd::reducescatter_into_async(scattered, even, {.op = ReduceOp::Sum}).wait();
@@ -122,7 +134,8 @@ TEST_CASE("into: process sets") {
     hvd::reducescatter_into(own, torch::ones({n}), {.op = ReduceOp::Sum, .process_set = set});
     CHECK(own.item<float>() == static_cast<float>(n));
   } else {
-    CHECK_THROWS_AS(hvd::allgather_into(old_values({2}), torch::ones({2}), {.process_set = set}), hvd::InvalidArgument);
+    CHECK_THROWS_AS(hvd::allgather_into(old_values({2}), torch::ones({2}), {.process_set = set}),
+                    hvd::InvalidArgument);
   }
   hvd::remove_process_set(set);
 }
@@ -131,10 +144,14 @@ TEST_CASE("into: what cannot fit is refused at the call, what does not fit on al
   const int n = hvd::size();
   const at::Tensor input = torch::ones({n, 2});
   const auto refused = [&](const at::Tensor& output) {
-    const auto text = error_of<hvd::InvalidArgument>([&] { hvd::allgather_into(output, input, {.name = "x"}); });
+    const auto text =
+        error_of<hvd::InvalidArgument>([&] { hvd::allgather_into(output, input, {.name = "x"}); });
     CHECK(contains(text, "allgather_into"));
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::alltoall_into(output, input); }), "alltoall_into"));
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::reducescatter_into_async(output, input, {.op = ReduceOp::Sum}); }),
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::alltoall_into(output, input); }),
+                   "alltoall_into"));
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] {
+                     hvd::reducescatter_into_async(output, input, {.op = ReduceOp::Sum});
+                   }),
                    "reducescatter_into"));
     return text;
   };
@@ -149,12 +166,16 @@ TEST_CASE("into: what cannot fit is refused at the call, what does not fit on al
   CHECK_THROWS_AS(hvd::reducescatter_into(torch::ones({2, 2}), input), hvd::InvalidArgument);
   if (n > 1) {
     const at::Tensor wrong = old_values({n * n + (last() ? 1 : 0), 2});
-    const auto said = error_of<hvd::Mismatch>([&] { hvd::allgather_into(wrong, input, {.name = "x"}); });
+    const auto said =
+        error_of<hvd::Mismatch>([&] { hvd::allgather_into(wrong, input, {.name = "x"}); });
     CHECK(contains(said, "allgather 'x': the output does not have as many rows as come"));
-    CHECK(contains(said, grouping(std::to_string(n * n) + " rows come, and the output has " + std::to_string(n * n),
-                                  std::to_string(n * n) + " rows come, and the output has " + std::to_string(n * n + 1))));
+    CHECK(contains(said, grouping(std::to_string(n * n) + " rows come, and the output has " +
+                                      std::to_string(n * n),
+                                  std::to_string(n * n) + " rows come, and the output has " +
+                                      std::to_string(n * n + 1))));
     CHECK(wrong.eq(77).all().item<bool>());
-    CHECK_THROWS_AS(hvd::alltoall_into(old_values({n + (last() ? 1 : 0), 2}), input), hvd::Mismatch);
+    CHECK_THROWS_AS(hvd::alltoall_into(old_values({n + (last() ? 1 : 0), 2}), input),
+                    hvd::Mismatch);
   }
   const at::Tensor right = old_values({n * n, 2});
   CHECK(same(hvd::allgather_into(right, input, {.name = "x"}), torch::ones({n * n, 2})));
@@ -163,7 +184,8 @@ TEST_CASE("into: what cannot fit is refused at the call, what does not fit on al
 TEST_CASE("into: gradients of the output go to the input as those of the plain forms do") {
   const int n = hvd::size();
   const auto factor = static_cast<double>(hvd::rank() + 1);
-  const auto gradients = [&](const auto& into, const auto& plain, const at::Tensor& values, at::IntArrayRef sizes) {
+  const auto gradients = [&](const auto& into, const auto& plain, const at::Tensor& values,
+                             at::IntArrayRef sizes) {
     const at::Tensor a = values.clone().requires_grad_(true);
     const at::Tensor b = values.clone().requires_grad_(true);
     const at::Tensor earlier = torch::ones(sizes, kDouble).requires_grad_(true);
@@ -183,17 +205,25 @@ TEST_CASE("into: gradients of the output go to the input as those of the plain f
   const at::Tensor values = data({2 * n, 3}, kDouble, hvd::rank());
   for (const bool async : {false, true}) {
     gradients(
-        [&](at::Tensor& to, const at::Tensor& from) { async ? hvd::allgather_into_async(to, from).wait() : hvd::allgather_into(to, from); },
+        [&](at::Tensor& to, const at::Tensor& from) {
+          async ? hvd::allgather_into_async(to, from).wait() : hvd::allgather_into(to, from);
+        },
         [](const at::Tensor& from) { return hvd::allgather(from); }, values, {2 * n * n, 3});
     gradients(
-        [&](at::Tensor& to, const at::Tensor& from) { async ? hvd::alltoall_into_async(to, from).wait() : hvd::alltoall_into(to, from); },
+        [&](at::Tensor& to, const at::Tensor& from) {
+          async ? hvd::alltoall_into_async(to, from).wait() : hvd::alltoall_into(to, from);
+        },
         [](const at::Tensor& from) { return hvd::alltoall(from).output; }, values, {2 * n, 3});
     gradients(
         [&](at::Tensor& to, const at::Tensor& from) {
           const hvd::ReducescatterOptions sum{.op = ReduceOp::Sum, .prescale_factor = 0.5};
-          async ? hvd::reducescatter_into_async(to, from, sum).wait() : hvd::reducescatter_into(to, from, sum);
+          async ? hvd::reducescatter_into_async(to, from, sum).wait()
+                : hvd::reducescatter_into(to, from, sum);
         },
-        [](const at::Tensor& from) { return hvd::reducescatter(from, {.op = ReduceOp::Sum, .prescale_factor = 0.5}); }, values, {2, 3});
+        [](const at::Tensor& from) {
+          return hvd::reducescatter(from, {.op = ReduceOp::Sum, .prescale_factor = 0.5});
+        },
+        values, {2, 3});
   }
 }
 
@@ -208,10 +238,13 @@ TEST_CASE("into: a change of the output for autograd; leaves that require a grad
   CHECK_THROWS_AS(product.backward(), c10::Error);
 
   const at::Tensor input = torch::full({1, 2}, 3.0F);
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::allgather_into(weight, input, {.name = "leaf"}); }), "leaf"));
+  CHECK(contains(
+      error_of<hvd::InvalidArgument>([&] { hvd::allgather_into(weight, input, {.name = "leaf"}); }),
+      "leaf"));
   CHECK_THROWS_AS(hvd::allgather_into(weight.view({n, 2}), input), hvd::InvalidArgument);
   CHECK_THROWS_AS(hvd::alltoall_into(weight, torch::ones({n, 2})), hvd::InvalidArgument);
-  CHECK_THROWS_AS(hvd::allgather_into((weight * 2).chunk(2, 1)[0], torch::ones({1, 1})), hvd::InvalidArgument);
+  CHECK_THROWS_AS(hvd::allgather_into((weight * 2).chunk(2, 1)[0], torch::ones({1, 1})),
+                  hvd::InvalidArgument);
   {
     const at::NoGradGuard no_gradient;
     hvd::allgather_into(weight, input);
@@ -227,8 +260,10 @@ TEST_CASE("into: a rank that has joined is missed") {
     return;
   }
   CHECK_THROWS_AS(hvd::allgather_into(old_values({hvd::size()}), torch::ones({1})), hvd::Joined);
-  CHECK_THROWS_AS(hvd::alltoall_into(old_values({hvd::size()}), torch::ones({hvd::size()})), hvd::Joined);
-  CHECK_THROWS_AS(hvd::reducescatter_into(old_values({1}), torch::ones({hvd::size()})), hvd::Joined);
+  CHECK_THROWS_AS(hvd::alltoall_into(old_values({hvd::size()}), torch::ones({hvd::size()})),
+                  hvd::Joined);
+  CHECK_THROWS_AS(hvd::reducescatter_into(old_values({1}), torch::ones({hvd::size()})),
+                  hvd::Joined);
   hvd::join();
 }
 

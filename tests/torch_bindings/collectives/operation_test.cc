@@ -1,4 +1,5 @@
-// What all collectives on tensors have in common: layouts, names, handles, mismatches, groups, threads.
+// What all collectives on tensors have in common: layouts, names, handles, mismatches, groups,
+// threads.
 #include <atomic>
 #include <thread>
 
@@ -18,14 +19,17 @@ struct FullGpu final : hvd::detail::StreamPoint {
   [[nodiscard]] at::Tensor allocate(const std::function<at::Tensor()>& /*make*/) override {
     TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory");
   }
-  [[nodiscard]] at::Tensor allocate_on_host(at::IntArrayRef sizes, const at::TensorOptions& options) override {
+  [[nodiscard]] at::Tensor allocate_on_host(at::IntArrayRef sizes,
+                                            const at::TensorOptions& options) override {
     return at::empty(sizes, options);
   }
   void hand_over(const std::vector<at::Tensor>& /*tensors*/,
                  const std::vector<hvd::HandleState::Completion>& /*completions*/) const override {}
 };
 
-TEST_CASE("a rank whose GPU has no memory for a result takes part in the operation with memory of the host, and is to be told") {
+TEST_CASE(
+    "a rank whose GPU has no memory for a result takes part in the operation with memory of the "
+    "host, and is to be told") {
   const auto operation = std::make_shared<hvd::detail::Operation>();
   operation->given = operation->sent = {torch::ones({2, 3})};
   operation->received.resize(1);
@@ -37,21 +41,27 @@ TEST_CASE("a rank whose GPU has no memory for a result takes part in the operati
   const void* const memory = submission.allocate(0, 5);
   CHECK(memory == operation->received.front().data_ptr());
   CHECK(operation->received.front().sizes() == at::IntArrayRef({5, 3}));
-  CHECK(operation->lack.starts_with("allgather 'rows': no memory for the result of [5, 3] on this rank: CUDA out of memory"));
+  CHECK(operation->lack.starts_with(
+      "allgather 'rows': no memory for the result of [5, 3] on this rank: CUDA out of memory"));
 }
 
 TEST_CASE("a refused unnamed call on one rank does not put the ranks out of step") {
   if (last()) {
-    CHECK_THROWS_AS(hvd::allreduce(torch::ones({2}, kBool), {.op = ReduceOp::Sum}), hvd::InvalidArgument);
+    CHECK_THROWS_AS(hvd::allreduce(torch::ones({2}, kBool), {.op = ReduceOp::Sum}),
+                    hvd::InvalidArgument);
     CHECK_THROWS_AS(hvd::allgather(torch::tensor(1.0)), hvd::InvalidArgument);
-    CHECK_THROWS_AS(hvd::broadcast(torch::ones({2}), {.root_rank = hvd::size()}), hvd::InvalidArgument);
+    CHECK_THROWS_AS(hvd::broadcast(torch::ones({2}), {.root_rank = hvd::size()}),
+                    hvd::InvalidArgument);
     CHECK_THROWS_AS(hvd::broadcast(torch::ones({2}), {.root_rank = -1}), hvd::InvalidArgument);
     CHECK_THROWS_AS(hvd::allreduce(at::Tensor()), hvd::InvalidArgument);
     CHECK_THROWS_AS(hvd::grouped_allreduce({}), hvd::InvalidArgument);
-    CHECK_THROWS_AS(hvd::allreduce(torch::ones({2}), {.process_set = hvd::ProcessSet(7)}), hvd::InvalidArgument);
-    CHECK_THROWS_AS(hvd::grouped_allgather({torch::ones({2}), torch::tensor(1.0)}), hvd::InvalidArgument);
+    CHECK_THROWS_AS(hvd::allreduce(torch::ones({2}), {.process_set = hvd::ProcessSet(7)}),
+                    hvd::InvalidArgument);
+    CHECK_THROWS_AS(hvd::grouped_allgather({torch::ones({2}), torch::tensor(1.0)}),
+                    hvd::InvalidArgument);
   }
-  CHECK(same(hvd::allreduce(rank_tensor(1), {.op = ReduceOp::Max}), torch::full({3}, static_cast<float>(hvd::size()))));
+  CHECK(same(hvd::allreduce(rank_tensor(1), {.op = ReduceOp::Max}),
+             torch::full({3}, static_cast<float>(hvd::size()))));
   CHECK(hvd::allgather(torch::ones({1})).size(0) == hvd::size());
   CHECK(same(hvd::broadcast(rank_tensor(0)), torch::zeros({3})));
 }
@@ -79,7 +89,8 @@ TEST_CASE("layouts: scalars, nothing, views, transposed, channels last, expanded
   for (std::size_t i = 0; i < given.size(); ++i) {
     CAPTURE(i);
     Tensors inputs;
-    for (const auto& tensors : all) inputs.push_back(tensors[i].clone().resolve_conj().resolve_neg());
+    for (const auto& tensors : all)
+      inputs.push_back(tensors[i].clone().resolve_conj().resolve_neg());
     const at::Tensor expected = reduced(inputs, ReduceOp::Sum);
     CHECK(same(hvd::allreduce(given[i], {.op = ReduceOp::Sum}), expected));
     CHECK(same(hvd::broadcast(given[i], {.root_rank = hvd::size() - 1}), inputs.back()));
@@ -120,11 +131,15 @@ TEST_CASE("names: in flight once per operation and process set") {
   for (int early = 0; early < hvd::size() && hvd::size() > 1; ++early) {
     if (hvd::rank() == early) {
       const auto before = hvd::stats();
-      const auto first = hvd::allreduce_async(rank_tensor(0), {.name = "name", .op = ReduceOp::Sum});
-      const std::string text = error_of<hvd::DuplicateName>([] { hvd::allreduce_async(torch::ones({3}), {.name = "name"}); });
+      const auto first =
+          hvd::allreduce_async(rank_tensor(0), {.name = "name", .op = ReduceOp::Sum});
+      const std::string text = error_of<hvd::DuplicateName>(
+          [] { hvd::allreduce_async(torch::ones({3}), {.name = "name"}); });
       CHECK(contains(text, "'name'"));
-      CHECK_THROWS_AS(hvd::grouped_allreduce_async({torch::ones({3})}, {.name = "name"}), hvd::DuplicateName);
-      CHECK_THROWS_AS(hvd::allreduce(torch::ones({3}), {.name = "name"}), hvd::InvalidArgument);  // a DuplicateName is one
+      CHECK_THROWS_AS(hvd::grouped_allreduce_async({torch::ones({3})}, {.name = "name"}),
+                      hvd::DuplicateName);
+      // a DuplicateName is one
+      CHECK_THROWS_AS(hvd::allreduce(torch::ones({3}), {.name = "name"}), hvd::InvalidArgument);
       CHECK(hvd::stats().tensors_submitted == before.tensors_submitted + 1);
       const auto other = hvd::broadcast_async(rank_tensor(0), {.name = "name", .root_rank = early});
       const auto third = hvd::allgather_async(rank_tensor(0), {.name = "name"});
@@ -137,7 +152,8 @@ TEST_CASE("names: in flight once per operation and process set") {
       hvd::barrier();
       const auto third = hvd::allgather_async(rank_tensor(0), {.name = "name"});
       const auto other = hvd::broadcast_async(rank_tensor(0), {.name = "name", .root_rank = early});
-      CHECK(same(hvd::allreduce(rank_tensor(0), {.name = "name", .op = ReduceOp::Sum}), reduced_ranks(ReduceOp::Sum)));
+      CHECK(same(hvd::allreduce(rank_tensor(0), {.name = "name", .op = ReduceOp::Sum}),
+                 reduced_ranks(ReduceOp::Sum)));
       CHECK(same(other.wait(), torch::full({3}, static_cast<float>(early))));
       CHECK(third.wait().size(0) == 3 * hvd::size());
     }
@@ -148,9 +164,12 @@ TEST_CASE("names: in flight once per operation and process set") {
     for (int k = 0; k < 10; ++k) {
       const int i = (k * 3 + hvd::rank() * 7) % 10;
       handles[static_cast<std::size_t>(i)] =
-          hvd::allreduce_async(torch::full({i + 1}, i + hvd::rank(), kLong), {.name = "name." + std::to_string(i), .op = ReduceOp::Max});
+          hvd::allreduce_async(torch::full({i + 1}, i + hvd::rank(), kLong),
+                               {.name = "name." + std::to_string(i), .op = ReduceOp::Max});
     }
-    for (int i = 0; i < 10; ++i) CHECK(same(handles[static_cast<std::size_t>(i)].wait(), torch::full({i + 1}, i + hvd::size() - 1, kLong)));
+    for (int i = 0; i < 10; ++i)
+      CHECK(same(handles[static_cast<std::size_t>(i)].wait(),
+                 torch::full({i + 1}, i + hvd::size() - 1, kLong)));
   }
 }
 
@@ -169,7 +188,8 @@ TEST_CASE("handles: done, poll, synchronize, waited for twice, copied, dropped")
   CHECK_THROWS_AS(hvd::Handle<at::Tensor>().wait(), hvd::InvalidArgument);
 }
 
-/// `call(differs)` runs on every rank, `differs` only on the last; then `good()` shows that nothing stuck.
+/// `call(differs)` runs on every rank, `differs` only on the last; then `good()` shows that nothing
+/// stuck.
 template <class Call, class Good>
 void check_mismatch(const std::vector<std::string>& parts, Call call, Good good) {
   const std::string text = error_of<hvd::Mismatch>([&] { call(last()); });
@@ -187,38 +207,47 @@ TEST_CASE("mismatches: on every rank, with every rank's value, and not sticky") 
     REQUIRE(same(hvd::allreduce(torch::ones({17, 3}), {.name = "tensor", .op = ReduceOp::Sum}),
                  torch::full({17, 3}, static_cast<float>(hvd::size()))));
     REQUIRE(hvd::allgather(torch::ones({2, 3}), {.name = "tensor"}).size(0) == 2 * hvd::size());
-    REQUIRE(same(hvd::broadcast(rank_tensor(0, {17, 3}), {.name = "tensor"}), torch::zeros({17, 3})));
+    REQUIRE(
+        same(hvd::broadcast(rank_tensor(0, {17, 3}), {.name = "tensor"}), torch::zeros({17, 3})));
   };
   good();
   const auto shapes = [&](std::vector<std::int64_t> common, std::vector<std::int64_t> other) {
-    return [=](bool differs) { hvd::allreduce(torch::ones(n(differs, common, other)), {.name = "tensor"}); };
+    return [=](bool differs) {
+      hvd::allreduce(torch::ones(n(differs, common, other)), {.name = "tensor"});
+    };
   };
-  check_mismatch({"'tensor'", grouping("float32 [17, 3]", "float32 [18, 3]")}, shapes({17, 3}, {18, 3}), good);
-  check_mismatch({"'tensor'", grouping("float32 [17, 1311]", "float32 [17, 23, 57]")}, shapes({17, 1311}, {17, 23, 57}), good);
+  check_mismatch({"'tensor'", grouping("float32 [17, 3]", "float32 [18, 3]")},
+                 shapes({17, 3}, {18, 3}), good);
+  check_mismatch({"'tensor'", grouping("float32 [17, 1311]", "float32 [17, 23, 57]")},
+                 shapes({17, 1311}, {17, 23, 57}), good);
   check_mismatch({grouping("float32 [3]", "float32 []")}, shapes({3}, {}), good);
   check_mismatch(
       {grouping("float32 [17, 3]", "int32 [17, 4]"), "type"},  // the type comes first
       [&](bool differs) {
-        hvd::allreduce(differs ? torch::ones({17, 4}, kInt) : torch::ones({17, 3}), {.name = "tensor"});
+        hvd::allreduce(differs ? torch::ones({17, 4}, kInt) : torch::ones({17, 3}),
+                       {.name = "tensor"});
       },
       good);
   check_mismatch(
       {"'tensor'", grouping("average", "max")},
       [&](bool differs) {
-        hvd::allreduce(torch::ones({17, 3}), {.name = "tensor", .op = n(differs, ReduceOp::Average, ReduceOp::Max)});
+        hvd::allreduce(torch::ones({17, 3}),
+                       {.name = "tensor", .op = n(differs, ReduceOp::Average, ReduceOp::Max)});
       },
       good);
   check_mismatch(
       {"'tensor'", "0.25", "scale"},  // the scales before the operation
       [&](bool differs) {
-        hvd::allreduce(torch::ones({17, 3}),
-                       {.name = "tensor", .op = n(differs, ReduceOp::Average, ReduceOp::Sum), .prescale_factor = n(differs, 1.0, 0.25)});
+        hvd::allreduce(torch::ones({17, 3}), {.name = "tensor",
+                                              .op = n(differs, ReduceOp::Average, ReduceOp::Sum),
+                                              .prescale_factor = n(differs, 1.0, 0.25)});
       },
       good);
   check_mismatch(
       {"'tensor'", "0.125"},
       [&](bool differs) {
-        hvd::allreduce(torch::ones({17, 3}), {.name = "tensor", .postscale_factor = n(differs, 1.0, 0.125)});
+        hvd::allreduce(torch::ones({17, 3}),
+                       {.name = "tensor", .postscale_factor = n(differs, 1.0, 0.125)});
       },
       good);
   check_mismatch(
@@ -254,8 +283,9 @@ TEST_CASE("mismatches: on every rank, with every rank's value, and not sticky") 
   check_mismatch(
       {"float16", "float32"},
       [&](bool differs) {
-        hvd::allreduce(torch::ones({17, 3}),
-                       {.name = "tensor", .compression = n(differs, hvd::Compression::none(), hvd::Compression::fp16())});
+        hvd::allreduce(torch::ones({17, 3}), {.name = "tensor",
+                                              .compression = n(differs, hvd::Compression::none(),
+                                                               hvd::Compression::fp16())});
       },
       good);
   // Asynchronous: at wait(), again at a second one, and done() is true.
@@ -276,36 +306,43 @@ TEST_CASE("mismatches: on every rank, with every rank's value, and not sticky") 
 TEST_CASE("one name, different operations: a Mismatch on every rank") {
   if (hvd::size() == 1) return;
   const at::Tensor tensor = torch::ones({2});
-  const auto said =
-      error_of<hvd::Mismatch>([&] { last() ? hvd::broadcast(tensor, {.name = "x"}) : hvd::allreduce(tensor, {.name = "x"}); });
-  CHECK(contains(said, "'x': the operation differs between ranks: " + grouping("allreduce", "broadcast")));
+  const auto said = error_of<hvd::Mismatch>([&] {
+    last() ? hvd::broadcast(tensor, {.name = "x"}) : hvd::allreduce(tensor, {.name = "x"});
+  });
+  CHECK(contains(
+      said, "'x': the operation differs between ranks: " + grouping("allreduce", "broadcast")));
   CHECK(same(hvd::allreduce(tensor, {.name = "x"}), tensor));
 }
 
 TEST_CASE("groups are all or nothing") {
   if (hvd::size() == 1) return;
   const Tensors given{rank_tensor(0, {4}), rank_tensor(0, {last() ? 5 : 6}), rank_tensor(0, {7})};
-  const std::string text = error_of<hvd::Mismatch>([&] { hvd::grouped_allreduce_(given, {.name = "group"}); });
+  const std::string text =
+      error_of<hvd::Mismatch>([&] { hvd::grouped_allreduce_(given, {.name = "group"}); });
   CHECK(contains(text, "'group'"));
   CHECK(contains(text, "[5]"));
   CHECK(contains(text, "[6]"));
   CHECK(same(given[0], rank_tensor(0, {4})));
   CHECK(same(given[2], rank_tensor(0, {7})));
-  CHECK(same(hvd::grouped_allreduce({rank_tensor(0), rank_tensor(1)}, {.name = "group", .op = ReduceOp::Sum})[0],
+  CHECK(same(hvd::grouped_allreduce({rank_tensor(0), rank_tensor(1)},
+                                    {.name = "group", .op = ReduceOp::Sum})[0],
              reduced_ranks(ReduceOp::Sum)));
   // Different numbers of members.
   const Tensors few{rank_tensor(0), rank_tensor(0)};
-  CHECK_THROWS_AS(hvd::grouped_allreduce(last() ? Tensors{rank_tensor(0)} : few, {.name = "group"}), hvd::Mismatch);
+  CHECK_THROWS_AS(hvd::grouped_allreduce(last() ? Tensors{rank_tensor(0)} : few, {.name = "group"}),
+                  hvd::Mismatch);
   // The difference is far behind: it must still be told.
   Tensors many(60, torch::ones({2}));
   many[50] = torch::ones({last() ? 3 : 4});
-  const std::string late = error_of<hvd::Mismatch>([&] { hvd::grouped_allreduce(many, {.name = "many"}); });
+  const std::string late =
+      error_of<hvd::Mismatch>([&] { hvd::grouped_allreduce(many, {.name = "many"}); });
   INFO(late);
   CHECK(contains(late, "float32 [3]"));
   CHECK(contains(late, "float32 [4]"));
   // Members of several types travel together.
-  const Tensors mixed =
-      hvd::grouped_allreduce({rank_tensor(0), data({5}, kInt, hvd::rank()), data({5}, kHalf, hvd::rank())}, {.op = ReduceOp::Sum});
+  const Tensors mixed = hvd::grouped_allreduce(
+      {rank_tensor(0), data({5}, kInt, hvd::rank()), data({5}, kHalf, hvd::rank())},
+      {.op = ReduceOp::Sum});
   CHECK(same(mixed[1], reduced(all_data({5}, kInt, everyone()), ReduceOp::Sum)));
   CHECK(same(mixed[2], reduced(all_data({5}, kHalf, everyone()), ReduceOp::Sum)));
 }
@@ -319,7 +356,8 @@ TEST_CASE("several threads submit at once") {
     threads.emplace_back([t, &wrong] {
       for (int i = 0; i < kRounds; ++i) {
         const std::string name = "thread." + std::to_string(t);
-        const at::Tensor sum = hvd::allreduce(torch::full({50 + t}, i + t + hvd::rank(), kLong), {.name = name, .op = ReduceOp::Sum});
+        const at::Tensor sum = hvd::allreduce(torch::full({50 + t}, i + t + hvd::rank(), kLong),
+                                              {.name = name, .op = ReduceOp::Sum});
         const std::int64_t n = hvd::size();
         if (!same(sum, torch::full({50 + t}, n * (i + t) + n * (n - 1) / 2, kLong))) ++wrong;
         if (hvd::allgather(torch::ones({t + 1}), {.name = name}).size(0) != n * (t + 1)) ++wrong;
@@ -337,7 +375,8 @@ TEST_CASE("several threads submit at once") {
   CHECK(first.is_same(second));
 }
 
-TEST_CASE("then: a function that follows an operation on tensors has its result, and may go on with it") {
+TEST_CASE(
+    "then: a function that follows an operation on tensors has its result, and may go on with it") {
   const int n = hvd::size();
   const auto number = torch::full({3}, hvd::rank() + 1, kFloat);
   const at::Tensor sum = torch::full({3}, n * (n + 1) / 2, kFloat);
@@ -348,15 +387,18 @@ TEST_CASE("then: a function that follows an operation on tensors has its result,
       ++called;
     };
     at::Tensor in_place = number.clone();
-    const auto handle = hvd::allreduce_async(number, {.name = "then", .op = ReduceOp::Sum, .deadline = std::chrono::minutes(10)});
+    const auto handle = hvd::allreduce_async(
+        number, {.name = "then", .op = ReduceOp::Sum, .deadline = std::chrono::minutes(10)});
     handle.then([&](const hvd::Handle<at::Tensor>& ended) { check(same(ended.wait(), sum)); });
-    hvd::allreduce_async_(in_place, {.name = "in place", .op = ReduceOp::Sum}).then([&] { check(same(in_place, sum)); });
-    hvd::grouped_allreduce_async({number, number * 2}, {.name = "group", .op = ReduceOp::Sum}).then([&](const auto& ended) {
-      check(same(ended.wait()[1], sum * 2));
+    hvd::allreduce_async_(in_place, {.name = "in place", .op = ReduceOp::Sum}).then([&] {
+      check(same(in_place, sum));
     });
+    hvd::grouped_allreduce_async({number, number * 2}, {.name = "group", .op = ReduceOp::Sum})
+        .then([&](const auto& ended) { check(same(ended.wait()[1], sum * 2)); });
     hvd::allgather_async(number, {.name = "rows"}).then([&](const auto& ended) {
       // Of a tensor that the function alone knows.
-      check(same(hvd::allreduce(ended.wait(), {.name = "of rows", .op = ReduceOp::Average}), ended.wait()));
+      check(same(hvd::allreduce(ended.wait(), {.name = "of rows", .op = ReduceOp::Average}),
+                 ended.wait()));
     });
     while (called < 4) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     CHECK(wrong == 0);

@@ -11,8 +11,11 @@ int before() { return (hvd::rank() + hvd::size() - 1) % hvd::size(); }
 
 TEST_CASE("tensors of every layout go round") {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kLong, at::kBool, at::kComplexFloat}) {
-    const auto of = [&](int rank) { return (torch::arange(60) * (rank + 1)).to(type).reshape({3, 4, 5}); };
-    const at::Tensor sources[] = {of(hvd::rank()), of(hvd::rank()).transpose(0, 2).contiguous().transpose(0, 2)};
+    const auto of = [&](int rank) {
+      return (torch::arange(60) * (rank + 1)).to(type).reshape({3, 4, 5});
+    };
+    const at::Tensor sources[] = {of(hvd::rank()),
+                                  of(hvd::rank()).transpose(0, 2).contiguous().transpose(0, 2)};
     for (const at::Tensor& source : sources) {
       at::Tensor plain = torch::zeros({3, 4, 5}, type);
       at::Tensor strided = torch::zeros({5, 4, 3}, type).transpose(0, 2);
@@ -35,12 +38,14 @@ TEST_CASE("tensors of every layout go round") {
 
 TEST_CASE("0-dimensional and empty tensors, and another shape with as many elements") {
   at::Tensor number = torch::zeros({}), none = torch::zeros({0, 3}), flat = torch::zeros({6});
-  const auto sent = hvd::send_async(torch::tensor(static_cast<float>(hvd::rank() + 5)), {.peer = next(), .tag = 1});
+  const auto sent = hvd::send_async(torch::tensor(static_cast<float>(hvd::rank() + 5)),
+                                    {.peer = next(), .tag = 1});
   hvd::recv(number, {.peer = before(), .tag = 1});
   CHECK(number.item<float>() == static_cast<float>(before() + 5));
   const auto sent_none = hvd::send_async(torch::zeros({3, 0}), {.peer = next(), .tag = 1});
   hvd::recv(none, {.peer = before(), .tag = 1});
-  const auto sent_flat = hvd::send_async(torch::full({2, 3}, hvd::rank()).to(at::kFloat), {.peer = next(), .tag = 1});
+  const auto sent_flat =
+      hvd::send_async(torch::full({2, 3}, hvd::rank()).to(at::kFloat), {.peer = next(), .tag = 1});
   hvd::recv(flat, {.peer = before(), .tag = 1});
   CHECK(torch::equal(flat, torch::full({6}, before()).to(at::kFloat)));
   sent.wait();
@@ -50,7 +55,10 @@ TEST_CASE("0-dimensional and empty tensors, and another shape with as many eleme
 
 TEST_CASE("a handle may go before its send is done, and the tensor with it") {
   at::Tensor target = torch::zeros({100'000});
-  { const auto dropped = hvd::send_async(torch::full({100'000}, hvd::rank() + 1).to(at::kFloat), {.peer = next(), .tag = 2}); }
+  {
+    const auto dropped = hvd::send_async(torch::full({100'000}, hvd::rank() + 1).to(at::kFloat),
+                                         {.peer = next(), .tag = 2});
+  }
   hvd::barrier();
   hvd::recv(target, {.peer = before(), .tag = 2});
   CHECK(torch::equal(target, torch::full({100'000}, before() + 1).to(at::kFloat)));

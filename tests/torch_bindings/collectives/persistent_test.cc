@@ -1,4 +1,5 @@
-// Persistent operations on tensors: values, layouts, types, what changes between starts, what autograd is told, and ends.
+// Persistent operations on tensors: values, layouts, types, what changes between starts, what
+// autograd is told, and ends.
 #include <optional>
 #include <utility>
 
@@ -25,8 +26,8 @@ TEST_CASE("persistent: every type and size, all operations under way at once") {
       CAPTURE(at::toString(type));
       const auto empty = [&](std::int64_t rows) { return torch::zeros({rows, width}, type); };
       const auto kind = type == at::kBool ? ReduceOp::Max : ReduceOp::Sum;
-      const at::Tensor combined = empty(1), root = empty(1), mine = empty(1), all = empty(n), even = empty(n), exchanged = empty(n),
-                       own = empty(1);
+      const at::Tensor combined = empty(1), root = empty(1), mine = empty(1), all = empty(n),
+                       even = empty(n), exchanged = empty(n), own = empty(1);
       auto reduce = hvd::allreduce_init(combined, {.op = kind});
       auto send = hvd::broadcast_init(root, {.root_rank = n - 1});
       auto gather = hvd::allgather_init(all, mine);
@@ -37,7 +38,8 @@ TEST_CASE("persistent: every type and size, all operations under way at once") {
       CHECK(reduce.wait().is_same(combined));
       CHECK(exchange.wait().output.is_same(exchanged));
       for (int round = 0; round < kRounds; ++round) {
-        for (const at::Tensor& given : {combined, root, mine, even}) given.copy_(data(given.sizes(), type, hvd::rank(), round));
+        for (const at::Tensor& given : {combined, root, mine, even})
+          given.copy_(data(given.sizes(), type, hvd::rank(), round));
         const at::Tensor gathered = hvd::allgather(mine);
         const auto parts = hvd::alltoall(even);
         reduce.start();
@@ -55,7 +57,8 @@ TEST_CASE("persistent: every type and size, all operations under way at once") {
         CHECK(same(all, gathered));
         CHECK(same(exchanged, parts.output));
         CHECK(same(received.received_splits, parts.received_splits));
-        if (scatter) CHECK(same(scatter->wait(), sum_of({n, width}, type, round)[hvd::rank()].unsqueeze(0)));
+        if (scatter)
+          CHECK(same(scatter->wait(), sum_of({n, width}, type, round)[hvd::rank()].unsqueeze(0)));
       }
     }
 }
@@ -63,19 +66,23 @@ TEST_CASE("persistent: every type and size, all operations under way at once") {
 TEST_CASE("persistent: layouts and compression go as the plain forms do; splits are read once") {
   for (const std::int64_t width : {3, 3000}) {
     at::Tensor turned = torch::zeros({width, 4}).t(),
-               images = torch::zeros({2, 3, 4, width}).to(at::kFloat, false, false, at::MemoryFormat::ChannelsLast);
-    at::Tensor half = torch::zeros({width}), whole = torch::zeros({4 * hvd::size(), width}).slice(1, 0, width - 1);
-    at::Tensor splits = torch::full({hvd::size()}, 1, kInt), rows = torch::zeros({hvd::size() + 2, 2}),
-               got = torch::zeros({hvd::size(), 2});
+               images = torch::zeros({2, 3, 4, width})
+                            .to(at::kFloat, false, false, at::MemoryFormat::ChannelsLast);
+    at::Tensor half = torch::zeros({width}),
+               whole = torch::zeros({4 * hvd::size(), width}).slice(1, 0, width - 1);
+    at::Tensor splits = torch::full({hvd::size()}, 1, kInt),
+               rows = torch::zeros({hvd::size() + 2, 2}), got = torch::zeros({hvd::size(), 2});
     auto a = hvd::allreduce_init(turned, {.op = ReduceOp::Sum});
     auto b = hvd::broadcast_init(images);
-    auto c = hvd::allreduce_init(half, {.op = ReduceOp::Sum, .compression = hvd::Compression::fp16()});
+    auto c =
+        hvd::allreduce_init(half, {.op = ReduceOp::Sum, .compression = hvd::Compression::fp16()});
     const at::Tensor mine = whole.slice(0, 4 * hvd::rank(), 4 * hvd::rank() + 4);
     auto d = hvd::allgather_init(whole, mine);
     auto e = hvd::alltoall_init(got, rows, {.splits = splits});
     splits.zero_();
     for (int round = 0; round < kRounds; ++round) {
-      for (const at::Tensor& given : {turned, images, half, mine, rows}) given.copy_(data(given.sizes(), kFloat, hvd::rank(), round));
+      for (const at::Tensor& given : {turned, images, half, mine, rows})
+        given.copy_(data(given.sizes(), kFloat, hvd::rank(), round));
       a.start();
       b.start();
       c.start();
@@ -90,7 +97,8 @@ TEST_CASE("persistent: layouts and compression go as the plain forms do; splits 
       CHECK(same(images, data(images.sizes(), kFloat, 0, round)));
       CHECK(same(half, sum_of(half.sizes(), kFloat, round)));
       CHECK(same(whole, torch::cat(all_data(mine.sizes(), kFloat, everyone(), round))));
-      for (int from = 0; from < hvd::size(); ++from) CHECK(same(got[from], data(rows.sizes(), kFloat, from, round)[hvd::rank()]));
+      for (int from = 0; from < hvd::size(); ++from)
+        CHECK(same(got[from], data(rows.sizes(), kFloat, from, round)[hvd::rank()]));
     }
   }
 }
@@ -101,7 +109,8 @@ TEST_CASE("persistent: names, made up or shared with plain calls, in any order")
   auto b = hvd::allreduce_init(second, {.op = ReduceOp::Sum});
   auto c = hvd::allreduce_init(named, {.name = "shared", .op = ReduceOp::Sum});
   for (int round = 0; round < 3 * kRounds; ++round) {
-    for (const at::Tensor& given : {first, second, named}) given.copy_(data(given.sizes(), kFloat, hvd::rank(), round));
+    for (const at::Tensor& given : {first, second, named})
+      given.copy_(data(given.sizes(), kFloat, hvd::rank(), round));
     const bool turned = (round + hvd::rank()) % 2 == 0;
     (turned ? a : b).start();
     (turned ? b : a).start();
@@ -130,11 +139,22 @@ TEST_CASE("persistent: what this rank can see is refused at once") {
   CHECK(contains(refusal(torch::ones({2}, at::kBool)), "not supported"));
   CHECK(contains(refusal(tensor, {.process_set = hvd::ProcessSet(99)}), "99"));
   CHECK(contains(refusal(tensor, {.compression = hvd::Compression::int8()}), "int8"));
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::broadcast_init(tensor, {.name = "x", .root_rank = -1}); }), "root rank"));
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::allgather_init(torch::ones({0, 2}), tensor); }), "rows"));
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::allgather_init(at::Tensor(), tensor); }), "undefined"));
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::alltoall_init(tensor, torch::tensor(1.0F)); }), "scalar"));
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::reducescatter_init(torch::ones({9, 2}), tensor); }), "rows"));
+  CHECK(contains(error_of<hvd::InvalidArgument>(
+                     [&] { hvd::broadcast_init(tensor, {.name = "x", .root_rank = -1}); }),
+                 "root rank"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] {
+                   hvd::allgather_init(torch::ones({0, 2}), tensor);
+                 }),
+                 "rows"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::allgather_init(at::Tensor(), tensor); }),
+                 "undefined"));
+  CHECK(contains(
+      error_of<hvd::InvalidArgument>([&] { hvd::alltoall_init(tensor, torch::tensor(1.0F)); }),
+      "scalar"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] {
+                   hvd::reducescatter_init(torch::ones({9, 2}), tensor);
+                 }),
+                 "rows"));
 }
 
 TEST_CASE("persistent: a tensor that is not what it was is refused at the start") {
@@ -146,7 +166,8 @@ TEST_CASE("persistent: a tensor that is not what it was is refused at the start"
     op.wait();
     const at::Tensor before = tensor.detach();
     tensor.set_data(torch::ones({count}));
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { op.start(); }), "make the persistent operation anew"));
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { op.start(); }),
+                   "make the persistent operation anew"));
     CHECK(op.done());
     tensor.set_data(before);
     op.start();
@@ -164,7 +185,9 @@ TEST_CASE("persistent: a tensor that is not what it was is refused at the start"
   }
 }
 
-TEST_CASE("persistent: a start is a change for autograd, and gradients follow where they do so for the plain form") {
+TEST_CASE(
+    "persistent: a start is a change for autograd, and gradients follow where they do so for the "
+    "plain form") {
   for (int round = 0; round < kRounds; ++round) {
     at::Tensor saved = torch::full({3}, 2.0), weight = torch::ones({3}, at::requires_grad());
     auto op = hvd::allreduce_init(saved, {.name = "saved"});
@@ -186,7 +209,8 @@ TEST_CASE("persistent: a start is a change for autograd, and gradients follow wh
     through.start();
     CHECK(same(through.wait().detach(), torch::full({3}, hvd::size() * (hvd::size() + 1) / 2.0)));
     middle.sum().backward();
-    CHECK(same(weight.grad(), torch::full({3}, static_cast<double>(hvd::size() * (hvd::rank() + 1)))));
+    CHECK(same(weight.grad(),
+               torch::full({3}, static_cast<double>(hvd::size() * (hvd::rank() + 1)))));
     weight.mutable_grad() = at::Tensor();
 
     const at::Tensor gathered = torch::zeros({3 * hvd::size()});
@@ -204,7 +228,8 @@ TEST_CASE("persistent: a start is a change for autograd, and gradients follow wh
 TEST_CASE("persistent: errors come from wait(), and it may be started again") {
   for (int round = 0; round < 2 * kRounds; ++round) {
     at::Tensor right = torch::ones({3});
-    auto op = hvd::allreduce_init(hvd::size() > 1 && last() ? torch::ones({4}) : right, {.name = "wrong"});
+    auto op = hvd::allreduce_init(hvd::size() > 1 && last() ? torch::ones({4}) : right,
+                                  {.name = "wrong"});
     if (hvd::size() > 1)
       for (int again = 0; again < 2; ++again) {
         op.start();
@@ -223,8 +248,10 @@ TEST_CASE("persistent: ends while it is under way wait for nothing, and the memo
     const bool leaves = hvd::rank() == 0;
     const auto name = [&](const char* what) { return what + std::to_string(before); };
     at::Tensor few = torch::ones({3}), many = torch::ones({300'000});
-    std::optional<hvd::PersistentHandle<at::Tensor>> small = hvd::allreduce_init(few, {.name = name("left small")});
-    std::optional<hvd::PersistentHandle<at::Tensor>> large = hvd::allreduce_init(many, {.name = name("left large")});
+    std::optional<hvd::PersistentHandle<at::Tensor>> small =
+        hvd::allreduce_init(few, {.name = name("left small")});
+    std::optional<hvd::PersistentHandle<at::Tensor>> large =
+        hvd::allreduce_init(many, {.name = name("left large")});
     for (int round = 0; round < before; ++round) {
       small->start();
       small->wait();

@@ -1,5 +1,6 @@
-// Features in combination, as a session of training uses them, against one process that computes the whole batch: every optimizer, plain
-// and sharded, with accumulation, loss scaling and an overflow on one rank, clipping, and other branches on each rank.
+// Features in combination, as a session of training uses them, against one process that computes
+// the whole batch: every optimizer, plain and sharded, with accumulation, loss scaling and an
+// overflow on one rank, clipping, and other branches on each rank.
 #include <functional>
 #include <limits>
 #include <memory>
@@ -18,12 +19,14 @@ using Parameters = std::vector<at::Tensor>;
 struct SessionNet : torch::nn::Module {
   SessionNet() {
     common = register_module("common", torch::nn::Linear(6, 9));
-    for (int i = 0; i <= hvd::size(); ++i) branches.push_back(register_module("branch" + std::to_string(i), torch::nn::Linear(9, 3)));
+    for (int i = 0; i <= hvd::size(); ++i)
+      branches.push_back(register_module("branch" + std::to_string(i), torch::nn::Linear(9, 3)));
     idle = register_parameter("idle", torch::ones({5}));
     to(kDouble);
     int variant = 0;
     const torch::NoGradGuard no_gradient;
-    for (auto& parameter : parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.3);
+    for (auto& parameter : parameters())
+      parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.3);
   }
   at::Tensor loss(int rank, int step, int pass) {
     const int variant = 2 * step + pass;
@@ -43,11 +46,25 @@ struct SessionKind {
 const std::vector<SessionKind>& session_kinds() {
   using namespace torch::optim;
   static const std::vector<SessionKind> all{
-      {"SGD", [](Parameters p) { return std::make_unique<SGD>(p, SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.01)); }},
-      {"Adam", [](Parameters p) { return std::make_unique<Adam>(p, AdamOptions(0.01).weight_decay(0.01)); }},
-      {"AdamW", [](Parameters p) { return std::make_unique<AdamW>(p, AdamWOptions(0.01).amsgrad(true)); }},
-      {"RMSprop", [](Parameters p) { return std::make_unique<RMSprop>(p, RMSpropOptions(0.01).momentum(0.5)); }},
-      {"Adagrad", [](Parameters p) { return std::make_unique<Adagrad>(p, AdagradOptions(0.05).lr_decay(0.1)); }},
+      {"SGD",
+       [](Parameters p) {
+         return std::make_unique<SGD>(
+             p, SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.01));
+       }},
+      {"Adam",
+       [](Parameters p) {
+         return std::make_unique<Adam>(p, AdamOptions(0.01).weight_decay(0.01));
+       }},
+      {"AdamW",
+       [](Parameters p) { return std::make_unique<AdamW>(p, AdamWOptions(0.01).amsgrad(true)); }},
+      {"RMSprop",
+       [](Parameters p) {
+         return std::make_unique<RMSprop>(p, RMSpropOptions(0.01).momentum(0.5));
+       }},
+      {"Adagrad",
+       [](Parameters p) {
+         return std::make_unique<Adagrad>(p, AdagradOptions(0.05).lr_decay(0.1));
+       }},
   };
   return all;
 }
@@ -61,7 +78,9 @@ double session_difference(const torch::nn::Module& a, const torch::nn::Module& b
   return worst;
 }
 
-TEST_CASE("every optimizer, plain and sharded, with accumulation, scaling, an overflow, clipping and branches: as one process") {
+TEST_CASE(
+    "every optimizer, plain and sharded, with accumulation, scaling, an overflow, clipping and "
+    "branches: as one process") {
   with_and_without_one_copy();
   constexpr int kPasses = 2;
   for (const auto& kind : session_kinds()) {
@@ -71,9 +90,10 @@ TEST_CASE("every optimizer, plain and sharded, with accumulation, scaling, an ov
       SessionNet net, alone;
       const auto wrapped = kind.make(net.parameters());
       const auto reference = kind.make(alone.parameters());
-      hvd::DistributedOptimizer optimizer(
-          *wrapped, net.named_parameters(),
-          {.backward_passes_per_step = kPasses, .shard_optimizer_state = shard, .share_parameters = shard && one_copy});
+      hvd::DistributedOptimizer optimizer(*wrapped, net.named_parameters(),
+                                          {.backward_passes_per_step = kPasses,
+                                           .shard_optimizer_state = shard,
+                                           .share_parameters = shard && one_copy});
       hvd::GradScaler scaler({.init_scale = 1024, .growth_interval = 3});
       for (int step = 0; step < 7; ++step) {
         CAPTURE(step);
@@ -161,7 +181,9 @@ TEST_CASE("AveragedBuffers: means while it lives, each rank's own after it, or k
   CHECK(turned.b[0].item<float>() == doctest::Approx(10 * mean));
 }
 
-TEST_CASE("AveragedBuffers: a counter stays each rank's own, also where Module::to() has made it a floating number") {
+TEST_CASE(
+    "AveragedBuffers: a counter stays each rank's own, also where Module::to() has made it a "
+    "floating number") {
   struct Net : torch::nn::Module {
     torch::nn::BatchNorm1d norm{nullptr};
     hvd::SyncBatchNorm sync{nullptr};
@@ -170,7 +192,9 @@ TEST_CASE("AveragedBuffers: a counter stays each rank's own, also where Module::
     Net()
         : norm(register_module("norm", torch::nn::BatchNorm1d(3))),
           sync(register_module("sync", hvd::SyncBatchNorm(torch::nn::BatchNormOptions(3)))),
-          stateless(register_module("stateless", torch::nn::BatchNorm1d(torch::nn::BatchNormOptions(3).track_running_stats(false)))),
+          stateless(register_module(
+              "stateless",
+              torch::nn::BatchNorm1d(torch::nn::BatchNormOptions(3).track_running_stats(false)))),
           seen(register_buffer("seen", torch::full({2}, hvd::rank(), at::kLong))),
           scale(register_buffer("scale", torch::full({}, hvd::rank(), kDouble))),
           mask(register_buffer("mask", torch::full({2}, hvd::rank() == 0, at::kBool))) {}
@@ -182,8 +206,10 @@ TEST_CASE("AveragedBuffers: a counter stays each rank's own, also where Module::
       net.sync->to(kDouble);
       CHECK((net.norm->num_batches_tracked.scalar_type() == kDouble));  // what LibTorch does
     }
-    for (auto* counter : {&net.norm->num_batches_tracked, &net.sync->num_batches_tracked}) counter->fill_(10 * hvd::rank());
-    for (auto* statistic : {&net.norm->running_mean, &net.sync->running_mean}) statistic->fill_(hvd::rank());
+    for (auto* counter : {&net.norm->num_batches_tracked, &net.sync->num_batches_tracked})
+      counter->fill_(10 * hvd::rank());
+    for (auto* statistic : {&net.norm->running_mean, &net.sync->running_mean})
+      statistic->fill_(hvd::rank());
     {
       const hvd::AveragedBuffers means(net);
       CHECK(net.norm->running_mean[0].item<double>() == mean);

@@ -21,33 +21,46 @@ TEST_CASE("sparse allreduce: the sum of what is where, as dense would give") {
       for (int r = 0; r < hvd::size(); ++r) all.push_back(of(r));
       const at::Tensor expected = reduced(all, op);
       for (const int dims : {1, 2, 3}) {
-        const at::Tensor result = hvd::sparse_allreduce(of(hvd::rank()).to_sparse(dims), {.name = "sp", .op = op});
+        const at::Tensor result =
+            hvd::sparse_allreduce(of(hvd::rank()).to_sparse(dims), {.name = "sp", .op = op});
         CHECK(result.is_sparse());
         CHECK(same(result.to_dense(), expected));
       }
-      CHECK(same(hvd::sparse_allreduce_async(of(hvd::rank()).to_sparse(), {.op = op}).wait().to_dense(), expected));
+      CHECK(same(
+          hvd::sparse_allreduce_async(of(hvd::rank()).to_sparse(), {.op = op}).wait().to_dense(),
+          expected));
     }
   }
-  // Sums of 16-bit floats and of integers do not overflow on the way, and integers are scaled in double.
+  // Sums of 16-bit floats and of integers do not overflow on the way, and integers are scaled in
+  // double.
   const auto one_of = [](double value, at::ScalarType type, const hvd::AllreduceOptions& options) {
-    return hvd::sparse_allreduce(torch::full({1}, value, at::kDouble).to(type).to_sparse(), options).to_dense().item<double>();
+    return hvd::sparse_allreduce(torch::full({1}, value, at::kDouble).to(type).to_sparse(), options)
+        .to_dense()
+        .item<double>();
   };
   CHECK(one_of(60000, kHalf, {.name = "half"}) == 60000);
   CHECK(one_of(100, at::kChar, {.name = "char"}) == 100);
-  CHECK(one_of(16777217, kLong, {.name = "long", .op = ReduceOp::Sum, .prescale_factor = 2}) == 33554434.0 * hvd::size());
-  CHECK(one_of(16777217, kLong, {.name = "after", .op = ReduceOp::Sum, .postscale_factor = 2}) == 33554434.0 * hvd::size());
+  CHECK(one_of(16777217, kLong, {.name = "long", .op = ReduceOp::Sum, .prescale_factor = 2}) ==
+        33554434.0 * hvd::size());
+  CHECK(one_of(16777217, kLong, {.name = "after", .op = ReduceOp::Sum, .postscale_factor = 2}) ==
+        33554434.0 * hvd::size());
   CHECK_THROWS_AS(hvd::sparse_allreduce(torch::ones({2})), hvd::InvalidArgument);
-  CHECK_THROWS_AS(hvd::sparse_allreduce(torch::ones({2}).to_sparse(), {.op = ReduceOp::Max}), hvd::InvalidArgument);
+  CHECK_THROWS_AS(hvd::sparse_allreduce(torch::ones({2}).to_sparse(), {.op = ReduceOp::Max}),
+                  hvd::InvalidArgument);
   if (hvd::size() == 1) return;
-  const auto said = error_of<hvd::Mismatch>([&] { hvd::sparse_allreduce(torch::ones({last() ? 3 : 2}).to_sparse(), {.name = "sized"}); });
+  const auto said = error_of<hvd::Mismatch>(
+      [&] { hvd::sparse_allreduce(torch::ones({last() ? 3 : 2}).to_sparse(), {.name = "sized"}); });
   CHECK(contains(said, "'sized'"));
   CHECK(contains(said, "[3]"));
   const at::Tensor two = torch::ones({2}).to_sparse();
-  const auto op =
-      error_of<hvd::Mismatch>([&] { hvd::sparse_allreduce(two, {.name = "op", .op = last() ? ReduceOp::Sum : ReduceOp::Average}); });
+  const auto op = error_of<hvd::Mismatch>([&] {
+    hvd::sparse_allreduce(two, {.name = "op", .op = last() ? ReduceOp::Sum : ReduceOp::Average});
+  });
   CHECK(contains(op, "reduce op"));
   CHECK(contains(op, "rank 0: average"));
-  CHECK_THROWS_AS(hvd::sparse_allreduce(two, {.name = "scale", .prescale_factor = last() ? 2.0 : 1.0}), hvd::Mismatch);
+  CHECK_THROWS_AS(
+      hvd::sparse_allreduce(two, {.name = "scale", .prescale_factor = last() ? 2.0 : 1.0}),
+      hvd::Mismatch);
 }
 
 }  // namespace

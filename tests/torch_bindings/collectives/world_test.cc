@@ -26,13 +26,15 @@ TEST_CASE("life: init twice, topology, shutdown, init again") {
   CHECK(hvd::global_process_set().id() == 0);
 
   const auto done = hvd::allreduce_async(rank_tensor(0), {.op = ReduceOp::Sum});
-  const auto pending = hvd::allreduce_async(rank_tensor(0), {.name = "only rank " + std::to_string(rank), .op = ReduceOp::Sum});
+  const auto pending = hvd::allreduce_async(
+      rank_tensor(0), {.name = "only rank " + std::to_string(rank), .op = ReduceOp::Sum});
   hvd::shutdown();
   CHECK(!hvd::is_initialized());
   CHECK(same(done.wait(), torch::full({3}, size * (size - 1) / 2, kFloat)));
   CHECK(pending.done());
   if (size > 1) {
-    CHECK(contains(error_of<hvd::Shutdown>([&] { pending.wait(); }), "only rank " + std::to_string(rank)));
+    CHECK(contains(error_of<hvd::Shutdown>([&] { pending.wait(); }),
+                   "only rank " + std::to_string(rank)));
     CHECK_THROWS_AS(pending.wait(), hvd::Shutdown);
   }
   CHECK_THROWS_AS(hvd::rank(), hvd::NotInitialized);
@@ -79,7 +81,8 @@ TEST_CASE("process sets of the configuration") {
     if (!set.included()) {
       CHECK_THROWS_AS(hvd::allreduce(torch::ones({2}), {.process_set = set}), hvd::InvalidArgument);
       CHECK_THROWS_AS(hvd::allgather(torch::ones({2}), {.process_set = set}), hvd::InvalidArgument);
-      CHECK_THROWS_AS(hvd::broadcast(torch::ones({2}), {.root_rank = ranks[0], .process_set = set}), hvd::InvalidArgument);
+      CHECK_THROWS_AS(hvd::broadcast(torch::ones({2}), {.root_rank = ranks[0], .process_set = set}),
+                      hvd::InvalidArgument);
       CHECK_THROWS_AS(hvd::barrier(set), hvd::InvalidArgument);
       continue;
     }
@@ -87,32 +90,46 @@ TEST_CASE("process sets of the configuration") {
     hvd::barrier(set);
     CHECK(same(hvd::allreduce(data({5}, kDouble, hvd::rank()), {.name = "x", .process_set = set}),
                reduced(all_data({5}, kDouble, ranks), ReduceOp::Average)));
-    CHECK(same(hvd::allgather(data({2}, kInt, hvd::rank()), {.name = "x", .process_set = set}), torch::cat(all_data({2}, kInt, ranks))));
+    CHECK(same(hvd::allgather(data({2}, kInt, hvd::rank()), {.name = "x", .process_set = set}),
+               torch::cat(all_data({2}, kInt, ranks))));
     const int root = ranks.back();  // global
-    CHECK(same(hvd::broadcast(data({5}, kInt, hvd::rank()), {.name = "x", .root_rank = root, .process_set = set}), data({5}, kInt, root)));
+    CHECK(same(hvd::broadcast(data({5}, kInt, hvd::rank()),
+                              {.name = "x", .root_rank = root, .process_set = set}),
+               data({5}, kInt, root)));
     for (int r = 0; r < size; ++r)
       if (std::find(ranks.begin(), ranks.end(), r) == ranks.end())
-        CHECK_THROWS_AS(hvd::broadcast(torch::ones({2}), {.root_rank = r, .process_set = set}), hvd::InvalidArgument);
+        CHECK_THROWS_AS(hvd::broadcast(torch::ones({2}), {.root_rank = r, .process_set = set}),
+                        hvd::InvalidArgument);
     CHECK(hvd::broadcast_object(hvd::rank() * 3, root, set) == root * 3);
     CHECK(hvd::allgather_object(hvd::rank(), set) == ranks);
     // Gradients stay in the set.
     const at::Tensor x = data({4}, kDouble, hvd::rank()).requires_grad_();
-    (hvd::allgather(hvd::broadcast(x, {.root_rank = root, .process_set = set}), {.process_set = set}).sum() * (hvd::rank() + 1)).backward();
+    (hvd::allgather(hvd::broadcast(x, {.root_rank = root, .process_set = set}),
+                    {.process_set = set})
+         .sum() *
+     (hvd::rank() + 1))
+        .backward();
     double mean = 0;
-    for (const int r : ranks) mean += static_cast<double>(r + 1) / static_cast<double>(ranks.size());
+    for (const int r : ranks)
+      mean += static_cast<double>(r + 1) / static_cast<double>(ranks.size());
     CHECK(torch::allclose(x.grad(), torch::full({4}, hvd::rank() == root ? mean : 0.0, kDouble)));
     if (ranks.size() > 1)  // the text has global ranks
-      CHECK(contains(
-          error_of<hvd::Mismatch>([&] { hvd::allreduce(torch::ones({hvd::rank() == root ? 2 : 3}), {.name = "x", .process_set = set}); }),
-          "rank " + std::to_string(root) + ": float32 [2]"));
+      CHECK(contains(error_of<hvd::Mismatch>([&] {
+                       hvd::allreduce(torch::ones({hvd::rank() == root ? 2 : 3}),
+                                      {.name = "x", .process_set = set});
+                     }),
+                     "rank " + std::to_string(root) + ": float32 [2]"));
   }
   // The same name in all sets at once; the global set works beside them.
   std::vector<std::pair<int, hvd::Handle<at::Tensor>>> handles;
   for (int id = 0; id <= sets; ++id)
     if (hvd::process_set(id).included())
       handles.emplace_back(
-          id, hvd::allreduce_async(torch::ones({3}), {.name = "everywhere", .op = ReduceOp::Sum, .process_set = hvd::process_set(id)}));
-  for (const auto& [id, handle] : handles) CHECK(same(handle.wait(), torch::full({3}, static_cast<float>(hvd::process_set(id).size()))));
+          id, hvd::allreduce_async(torch::ones({3}), {.name = "everywhere",
+                                                      .op = ReduceOp::Sum,
+                                                      .process_set = hvd::process_set(id)}));
+  for (const auto& [id, handle] : handles)
+    CHECK(same(handle.wait(), torch::full({3}, static_cast<float>(hvd::process_set(id).size()))));
   hvd::barrier();
 }
 
@@ -128,15 +145,23 @@ TEST_CASE("process sets made and removed later, each operation on one") {
   CHECK(set.rank() == (hvd::rank() == 0 ? 0 : last() ? 1 : -1));
   const at::Tensor mine = torch::full({2}, hvd::rank() + 1.0);
   if (included) {
-    CHECK(same(hvd::allreduce(mine, {.op = ReduceOp::Sum, .process_set = set}), torch::full({2}, n + 1.0)));
-    CHECK(same(hvd::broadcast(mine, {.root_rank = n - 1, .process_set = set}), torch::full({2}, static_cast<double>(n))));
+    CHECK(same(hvd::allreduce(mine, {.op = ReduceOp::Sum, .process_set = set}),
+               torch::full({2}, n + 1.0)));
+    CHECK(same(hvd::broadcast(mine, {.root_rank = n - 1, .process_set = set}),
+               torch::full({2}, static_cast<double>(n))));
     CHECK(hvd::allgather(mine, {.process_set = set}).size(0) == 4);
-    CHECK(same(hvd::alltoall(mine, {.process_set = set}).output, torch::tensor({1.0F, static_cast<float>(n)})));
-    CHECK(same(hvd::reducescatter(mine, {.op = ReduceOp::Sum, .process_set = set}), torch::full({1}, n + 1.0)));
-    CHECK(same(hvd::sparse_allreduce(mine.to_sparse(), {.op = ReduceOp::Sum, .process_set = set}).to_dense(), torch::full({2}, n + 1.0)));
+    CHECK(same(hvd::alltoall(mine, {.process_set = set}).output,
+               torch::tensor({1.0F, static_cast<float>(n)})));
+    CHECK(same(hvd::reducescatter(mine, {.op = ReduceOp::Sum, .process_set = set}),
+               torch::full({1}, n + 1.0)));
+    CHECK(same(hvd::sparse_allreduce(mine.to_sparse(), {.op = ReduceOp::Sum, .process_set = set})
+                   .to_dense(),
+               torch::full({2}, n + 1.0)));
     CHECK(hvd::join(set) >= 0);
     hvd::barrier(set);
-    if (n > 2) CHECK_THROWS_AS(hvd::broadcast(mine, {.root_rank = 1, .process_set = set}), hvd::InvalidArgument);
+    if (n > 2)
+      CHECK_THROWS_AS(hvd::broadcast(mine, {.root_rank = 1, .process_set = set}),
+                      hvd::InvalidArgument);
   } else {
     CHECK_THROWS_AS(hvd::allreduce(mine, {.process_set = set}), hvd::InvalidArgument);
   }
@@ -154,7 +179,8 @@ TEST_CASE("join: uneven numbers of steps") {
     CHECK(torch::allclose(mean, torch::full({3}, 6.0 * (n - step) / n)));
   }
   if (last() && n > 1) {
-    CHECK(contains(error_of<hvd::Joined>([] { hvd::allgather(torch::ones({1}), {.name = "g"}); }), "allgather 'g'"));
+    CHECK(contains(error_of<hvd::Joined>([] { hvd::allgather(torch::ones({1}), {.name = "g"}); }),
+                   "allgather 'g'"));
     CHECK_THROWS_AS(hvd::alltoall(torch::ones({hvd::size()}), {.name = "a"}), hvd::Joined);
     CHECK_THROWS_AS(hvd::reducescatter(torch::ones({1}), {.name = "r"}), hvd::Joined);
     hvd::barrier();

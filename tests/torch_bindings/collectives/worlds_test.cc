@@ -1,5 +1,5 @@
-// Worlds beside the global one, whose members meet in a store of LibTorch's: operations on tensors and their gradients, wrappers that train
-// in them, and what is refused.
+// Worlds beside the global one, whose members meet in a store of LibTorch's: operations on tensors
+// and their gradients, wrappers that train in them, and what is refused.
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <optional>
@@ -16,11 +16,14 @@ using at::kFloat;
 using hvd::ReduceOp;
 
 /// Makes a world of these ranks of the global one; none on the others.
-std::optional<hvd::World> world_of(const SharedFolder& folder, const std::vector<int>& ranks, const std::string& name) {
+std::optional<hvd::World> world_of(const SharedFolder& folder, const std::vector<int>& ranks,
+                                   const std::string& name) {
   const auto place = std::find(ranks.begin(), ranks.end(), hvd::rank());
   if (place == ranks.end()) return std::nullopt;
-  const auto store = c10::make_intrusive<c10d::FileStore>(folder.file(name), static_cast<int>(ranks.size()));
-  return hvd::World(hvd::rendezvous_in(store, static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()), name));
+  const auto store =
+      c10::make_intrusive<c10d::FileStore>(folder.file(name), static_cast<int>(ranks.size()));
+  return hvd::World(hvd::rendezvous_in(store, static_cast<int>(place - ranks.begin()),
+                                       static_cast<int>(ranks.size()), name));
 }
 
 /// All ranks, the last one first.
@@ -30,7 +33,9 @@ std::vector<int> reversed_ranks() {
   return ranks;
 }
 
-TEST_CASE("worlds: operations on tensors, as members, by an option and in a scope, with their gradients") {
+TEST_CASE(
+    "worlds: operations on tensors, as members, by an option and in a scope, with their "
+    "gradients") {
   const SharedFolder folder;
   const int size = hvd::size();
   {
@@ -44,22 +49,27 @@ TEST_CASE("worlds: operations on tensors, as members, by an option and in a scop
     CHECK(same(hvd::allreduce(mine, {.op = ReduceOp::Sum, .world = world}), sum));
     CHECK(same(world.run([&] { return hvd::allreduce(mine, {.op = ReduceOp::Sum}); }), sum));
     CHECK(same(world.allreduce_async(mine, {.op = ReduceOp::Sum}).wait(), sum));
-    CHECK(same(world.grouped_allreduce(std::vector<at::Tensor>{mine, 2 * mine}, {.op = ReduceOp::Sum})[1], 2 * sum));
+    CHECK(same(
+        world.grouped_allreduce(std::vector<at::Tensor>{mine, 2 * mine}, {.op = ReduceOp::Sum})[1],
+        2 * sum));
     CHECK(same(world.broadcast(mine, {.root_rank = 0}), torch::full({3}, 1, kFloat)));
     CHECK(world.allgather(torch::full({rank + 1}, rank, kFloat)).size(0) == size * (size + 1) / 2);
     const auto exchanged = world.alltoall(torch::full({size}, rank, kFloat));
     CHECK(same(exchanged.output, torch::arange(size, kFloat)));
-    CHECK(same(world.reducescatter(torch::full({size}, rank + 1, kFloat), {.op = ReduceOp::Sum}), sum.slice(0, 0, 1)));
+    CHECK(same(world.reducescatter(torch::full({size}, rank + 1, kFloat), {.op = ReduceOp::Sum}),
+               sum.slice(0, 0, 1)));
     auto repeated = mine.clone();
     auto op = world.allreduce_init(repeated, {.op = ReduceOp::Max});
     op.start();
     CHECK(same(op.wait(), torch::full({3}, size, kFloat)));
 
-    // The gradient of a sum is the sum of the ranks' gradients: by the world's ranks, also where backward runs outside of any scope.
+    // The gradient of a sum is the sum of the ranks' gradients: by the world's ranks, also where
+    // backward runs outside of any scope.
     at::Tensor input = torch::full({2}, rank + 1, kFloat).requires_grad_();
     at::Tensor result = world.run([&] { return hvd::allgather(input); });
     (result * torch::arange(result.numel(), kFloat)).sum().backward();
-    CHECK(same(input.grad(), torch::arange(2 * rank, 2 * rank + 2, kFloat)));  // the average, as Horovod has it
+    // the average, as Horovod has it
+    CHECK(same(input.grad(), torch::arange(2 * rank, 2 * rank + 2, kFloat)));
     input.mutable_grad() = at::Tensor();
     world.allreduce(input, {.op = ReduceOp::Sum}).sum().backward();
     CHECK(same(input.grad(), torch::full({2}, size, kFloat)));
@@ -81,7 +91,9 @@ TEST_CASE("worlds: operations on tensors, as members, by an option and in a scop
 
     // What is computed again is computed in the world of the first time.
     at::Tensor again = torch::ones({2}).requires_grad_();
-    const auto by_rank = [](const at::Tensor& from) { return from * (hvd::rank() + 1) * hvd::allreduce(torch::ones({2})); };
+    const auto by_rank = [](const at::Tensor& from) {
+      return from * (hvd::rank() + 1) * hvd::allreduce(torch::ones({2}));
+    };
     world.run([&] { return hvd::checkpoint(by_rank, again); }).sum().backward();
     CHECK(same(again.grad(), torch::full({2}, rank + 1, kFloat)));
     CHECK(world.stats().tensors_submitted > 0);
@@ -95,27 +107,36 @@ TEST_CASE("worlds: of some ranks only, several at once; the others know nothing 
     const auto first = world_of(folder, {0, hvd::size() - 1}, "ends");
     const auto second = world_of(folder, {0}, "alone");
     for (int round = 0; round < 3; ++round) {
-      if (first) CHECK(same(first->allreduce(torch::ones({2}), {.op = ReduceOp::Sum}), torch::full({2}, 2, kFloat)));
-      if (second) CHECK(same(second->allreduce(torch::ones({2}), {.op = ReduceOp::Sum}), torch::ones({2})));
+      if (first)
+        CHECK(same(first->allreduce(torch::ones({2}), {.op = ReduceOp::Sum}),
+                   torch::full({2}, 2, kFloat)));
+      if (second)
+        CHECK(same(second->allreduce(torch::ones({2}), {.op = ReduceOp::Sum}), torch::ones({2})));
     }
-    if (first && hvd::size() > 2) CHECK_THROWS_AS(first->broadcast(torch::ones({2}), {.root_rank = 2}), hvd::InvalidArgument);
+    if (first && hvd::size() > 2)
+      CHECK_THROWS_AS(first->broadcast(torch::ones({2}), {.root_rank = 2}), hvd::InvalidArgument);
   }
   hvd::barrier();
 }
 
 struct SmallNet : torch::nn::Module {
-  SmallNet() : first(register_module("first", torch::nn::Linear(4, 6))), norm(register_module("norm", hvd::SyncBatchNorm(6))) {}
+  SmallNet()
+      : first(register_module("first", torch::nn::Linear(4, 6))),
+        norm(register_module("norm", hvd::SyncBatchNorm(6))) {}
   at::Tensor forward(const at::Tensor& input) { return norm(first(input)).pow(2).sum(); }
   torch::nn::Linear first;
   hvd::SyncBatchNorm norm;
 };
 
-/// Trains a little by the wrapper, and returns the parameters. `share`: which of the data is this rank's.
+/// Trains a little by the wrapper, and returns the parameters. `share`: which of the data is this
+/// rank's.
 std::vector<at::Tensor> train(int share, bool wrap_module) {
   torch::manual_seed(3);
   auto net = std::make_shared<SmallNet>();
   std::vector<at::Tensor> parameters;
-  const auto batch = [share](int step) { return torch::arange(12, kFloat).view({3, 4}) * (share + 1) / 10 + step; };
+  const auto batch = [share](int step) {
+    return torch::arange(12, kFloat).view({3, 4}) * (share + 1) / 10 + step;
+  };
   if (wrap_module) {
     hvd::DistributedDataParallel<SmallNet> wrapped(net);
     torch::optim::SGD optimizer(net->parameters(), 0.01);
@@ -127,7 +148,8 @@ std::vector<at::Tensor> train(int share, bool wrap_module) {
   } else {
     hvd::broadcast_parameters(*net, 0);
     torch::optim::Adam inner(net->parameters(), 0.01);
-    hvd::DistributedOptimizer optimizer(inner, net->named_parameters(), {.shard_optimizer_state = true});
+    hvd::DistributedOptimizer optimizer(inner, net->named_parameters(),
+                                        {.shard_optimizer_state = true});
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       net->forward(batch(step)).backward();
@@ -138,7 +160,9 @@ std::vector<at::Tensor> train(int share, bool wrap_module) {
   return parameters;
 }
 
-TEST_CASE("worlds: wrappers train in the world that they are made in, with the numbers of the global one") {
+TEST_CASE(
+    "worlds: wrappers train in the world that they are made in, with the numbers of the global "
+    "one") {
   const SharedFolder folder;
   {
     std::vector<int> ranks = reversed_ranks();
@@ -153,18 +177,24 @@ TEST_CASE("worlds: wrappers train in the world that they are made in, with the n
     // Made in one world, used in another: refused, as its ranks are others.
     auto net = std::make_shared<SmallNet>();
     torch::optim::SGD inner(net->parameters(), 0.01);
-    const auto optimizer = world->run([&] { return std::make_unique<hvd::DistributedOptimizer>(inner, net->named_parameters()); });
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { optimizer->step(); }), "made in the world 'training'"));
+    const auto optimizer = world->run([&] {
+      return std::make_unique<hvd::DistributedOptimizer>(inner, net->named_parameters());
+    });
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { optimizer->step(); }),
+                   "made in the world 'training'"));
     world->run([&] { optimizer->zero_grad(); });
   }
   hvd::barrier();
 }
 
-TEST_CASE("worlds: wrappers of worlds that have only some ranks in common, and guards that end outside of the scope") {
+TEST_CASE(
+    "worlds: wrappers of worlds that have only some ranks in common, and guards that end outside "
+    "of the scope") {
   const SharedFolder folder;
   if (hvd::size() > 2) {
     // Rank 0 makes twice as many as each of the others.
-    const auto first = world_of(folder, {0, 1}, "first"), second = world_of(folder, {0, 2}, "second");
+    const auto first = world_of(folder, {0, 1}, "first"),
+               second = world_of(folder, {0, 2}, "second");
     for (const auto* const world : {&first, &second}) {
       if (!*world) continue;
       for (const bool wrap_module : {true, false}) {
@@ -176,10 +206,13 @@ TEST_CASE("worlds: wrappers of worlds that have only some ranks in common, and g
       }
       // The average is over the world's ranks, wherever it is waited for.
       const at::Tensor sparse = torch::ones({1, 2}).to_sparse() * (2 + 4 * (*world)->rank());
-      CHECK(same((*world)->sparse_allreduce_async(sparse).wait().to_dense(), torch::full({1, 2}, 4, kFloat)));
+      CHECK(same((*world)->sparse_allreduce_async(sparse).wait().to_dense(),
+                 torch::full({1, 2}, 4, kFloat)));
       torch::nn::Linear net(2, 2);
       torch::optim::SGD inner(net->parameters(), 0.01);
-      const auto optimizer = (*world)->run([&] { return std::make_unique<hvd::DistributedOptimizer>(inner, net->named_parameters()); });
+      const auto optimizer = (*world)->run([&] {
+        return std::make_unique<hvd::DistributedOptimizer>(inner, net->named_parameters());
+      });
       auto guard = (*world)->run([&] { return optimizer->join(); });
       guard.end();
     }

@@ -1,4 +1,5 @@
-// Checkpoints of large models: what they cost in memory, and tensors that stay in the file until they are wanted.
+// Checkpoints of large models: what they cost in memory, and tensors that stay in the file until
+// they are wanted.
 #include <malloc.h>
 #include <unistd.h>
 
@@ -31,7 +32,8 @@ double status_in_mib(const std::string& field) {
   return 0;
 }
 
-/// How much more memory this process had while `call` ran than before, at most, in MiB; shared memory that it touched counts.
+/// How much more memory this process had while `call` ran than before, at most, in MiB; shared
+/// memory that it touched counts.
 template <class Call>
 double peak_of(const Call& call) {
   hvd::barrier();
@@ -50,7 +52,8 @@ Sequential large_model() {
   for (int i = 0; i < 6; ++i) net->push_back(torch::nn::Linear(2048, 2048));
   const torch::NoGradGuard no_gradient;
   int variant = 0;
-  for (auto& parameter : net->parameters()) parameter.copy_(data(parameter.sizes(), at::kFloat, 0, variant++) * 0.01);
+  for (auto& parameter : net->parameters())
+    parameter.copy_(data(parameter.sizes(), at::kFloat, 0, variant++) * 0.01);
   return net;
 }
 
@@ -63,23 +66,28 @@ void train(Sequential& net, DistributedOptimizer& optimizer, int begin, int end)
   optimizer.zero_grad();
 }
 
-TEST_CASE("checkpoints of a sharded optimizer: who writes needs memory for the file, who reads for its share, and no rank for more") {
+TEST_CASE(
+    "checkpoints of a sharded optimizer: who writes needs memory for the file, who reads for its "
+    "share, and no rank for more") {
   const hvd::DistributedOptimizerOptions options{.shard_optimizer_state = true};
   const SharedFolder folder;
   Sequential net = large_model();
-  DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 0.01), net->named_parameters(), options);
+  DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 0.01),
+                                 net->named_parameters(), options);
   train(net, optimizer, 0, 2);
   const double saving = peak_of([&] { Checkpoint(folder.file()).save(net, optimizer, 2); });
   const double file = static_cast<double>(std::filesystem::file_size(folder.file())) / kMiB;
   CHECK(file > 288);
   CHECK(saving < (hvd::rank() == 0 ? 1.3 : 0.1) * file);
   Sequential other = large_model();
-  DistributedOptimizer resumed(std::make_unique<torch::optim::Adam>(other->parameters(), 0.01), other->named_parameters(), options);
-  const double loading = peak_of([&] { CHECK(Checkpoint(folder.file()).load(other, resumed) == 2); });
+  DistributedOptimizer resumed(std::make_unique<torch::optim::Adam>(other->parameters(), 0.01),
+                               other->named_parameters(), options);
+  const double loading =
+      peak_of([&] { CHECK(Checkpoint(folder.file()).load(other, resumed) == 2); });
   const double share = 192.0 / hvd::size();
   CHECK(loading < 1.3 * share);
-  MESSAGE("rank ", hvd::rank(), " of ", hvd::size(), ": file ", file, " MiB, save took ", saving, ", load ", loading,
-          ", share of the state ", share);
+  MESSAGE("rank ", hvd::rank(), " of ", hvd::size(), ": file ", file, " MiB, save took ", saving,
+          ", load ", loading, ", share of the state ", share);
   train(net, optimizer, 2, 3);
   train(other, resumed, 2, 3);
   CHECK(same(flat(other), flat(net)));
@@ -87,7 +95,8 @@ TEST_CASE("checkpoints of a sharded optimizer: who writes needs memory for the f
 
 TEST_CASE("checkpoints: a state comes into parameters of another memory order, sharded or not") {
   const auto convolutions = [](at::MemoryFormat format) {
-    torch::nn::Sequential net(torch::nn::Conv2d(torch::nn::Conv2dOptions(5, 7, 3)), torch::nn::Conv2d(torch::nn::Conv2dOptions(7, 4, 3)));
+    torch::nn::Sequential net(torch::nn::Conv2d(torch::nn::Conv2dOptions(5, 7, 3)),
+                              torch::nn::Conv2d(torch::nn::Conv2dOptions(7, 4, 3)));
     const torch::NoGradGuard no_gradient;
     int variant = 0;
     for (auto& parameter : net->parameters()) {
@@ -106,19 +115,23 @@ TEST_CASE("checkpoints: a state comes into parameters of another memory order, s
     const hvd::DistributedOptimizerOptions options{.shard_optimizer_state = sharded};
     const SharedFolder folder;
     auto net = convolutions(at::MemoryFormat::ChannelsLast);
-    DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 0.01), net->named_parameters(), options);
+    DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 0.01),
+                                   net->named_parameters(), options);
     step(net, optimizer, 0);
     Checkpoint(folder.file()).save(net, optimizer, 1);
     auto other = convolutions(at::MemoryFormat::Contiguous);
-    DistributedOptimizer resumed(std::make_unique<torch::optim::Adam>(other->parameters(), 0.01), other->named_parameters(), options);
+    DistributedOptimizer resumed(std::make_unique<torch::optim::Adam>(other->parameters(), 0.01),
+                                 other->named_parameters(), options);
     CHECK(Checkpoint(folder.file()).load(other, resumed) == 1);
     CHECK(same(flat(other), flat(net)));
     for (int number = 1; number < 3; ++number) {
       step(net, optimizer, number);
       step(other, resumed, number);
     }
-    CHECK(torch::allclose(flat(other), flat(net), 1e-5, 1e-6));  // convolutions add up in an order of their own in each format
-    CHECK_FALSE(torch::allclose(flat(other), flat(convolutions(at::MemoryFormat::Contiguous)), 1e-5, 1e-3));
+    // convolutions add up in an order of their own in each format
+    CHECK(torch::allclose(flat(other), flat(net), 1e-5, 1e-6));
+    CHECK_FALSE(
+        torch::allclose(flat(other), flat(convolutions(at::MemoryFormat::Contiguous)), 1e-5, 1e-3));
     // And what was read so is saved again as it is.
     Checkpoint(folder.file()).save(other, resumed, 3);
     auto third = convolutions(at::MemoryFormat::Contiguous);
@@ -142,13 +155,17 @@ struct Doubling {
   }
 };
 
-TEST_CASE("checkpoints: what shares memory with the model in the file is there, too, and a part may change what it has read") {
+TEST_CASE(
+    "checkpoints: what shares memory with the model in the file is there, too, and a part may "
+    "change what it has read") {
   const SharedFolder folder;
   Sequential net = small_model();
   torch::optim::SGD sgd(net->parameters(), 0.1);
   const at::Tensor weight = net->parameters()[0];
   Doubling part{weight.detach().clone()};
-  Checkpoint(folder.file()).save(net, sgd, 3, {.tensors = {{"head", weight.detach()}, {"row", weight.detach()[1]}}}, {part});
+  Checkpoint(folder.file())
+      .save(net, sgd, 3, {.tensors = {{"head", weight.detach()}, {"row", weight.detach()[1]}}},
+            {part});
   Sequential other = small_model();
   {
     const torch::NoGradGuard no_gradient;
@@ -164,13 +181,16 @@ TEST_CASE("checkpoints: what shares memory with the model in the file is there, 
   CHECK(same(read.kept, weight.detach() * 2));
 }
 
-TEST_CASE("checkpoints: parameters of an optimizer in another order than in the file are refused on all ranks, by name") {
+TEST_CASE(
+    "checkpoints: parameters of an optimizer in another order than in the file are refused on all "
+    "ranks, by name") {
   const SharedFolder folder;
   Sequential net = small_model();
   const auto parameters = net->parameters();
   const auto named = net->named_parameters();
   const auto made = [&](std::vector<at::Tensor> order) {
-    return DistributedOptimizer(std::make_unique<torch::optim::Adam>(std::move(order), 0.01), named, {.shard_optimizer_state = true});
+    return DistributedOptimizer(std::make_unique<torch::optim::Adam>(std::move(order), 0.01), named,
+                                {.shard_optimizer_state = true});
   };
   auto optimizer = made(parameters);
   small_loss(net, hvd::rank(), 0).backward();
@@ -178,15 +198,19 @@ TEST_CASE("checkpoints: parameters of an optimizer in another order than in the 
   Checkpoint(folder.file()).save(net, optimizer, 1);
   auto turned = made({parameters.rbegin(), parameters.rend()});
   const at::Tensor before = flat(net);
-  const std::string text = error_of<CheckpointError>([&] { Checkpoint(folder.file()).load(net, turned); });
+  const std::string text =
+      error_of<CheckpointError>([&] { Checkpoint(folder.file()).load(net, turned); });
   CHECK_MESSAGE(contains(text, "parameter 0 of its optimizer is '0.weight'"), text);
   CHECK(same(flat(net), before));
 }
 
-TEST_CASE("checkpoints: what is left of a file that was cut short, at any place, is refused on all ranks and changes nothing") {
+TEST_CASE(
+    "checkpoints: what is left of a file that was cut short, at any place, is refused on all ranks "
+    "and changes nothing") {
   const SharedFolder folder;
   Sequential net = small_model();
-  DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 0.01), net->named_parameters());
+  DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 0.01),
+                                 net->named_parameters());
   small_loss(net, hvd::rank(), 0).backward();
   optimizer.step();
   const Checkpoint checkpoint(folder.file());
@@ -197,7 +221,8 @@ TEST_CASE("checkpoints: what is left of a file that was cut short, at any place,
   const auto whole = std::filesystem::file_size(folder.file());
   for (int part = 0; part < 8; ++part) {
     hvd::barrier();
-    if (hvd::rank() == 0) std::filesystem::resize_file(folder.file(), whole * (7 - static_cast<unsigned>(part)) / 8);
+    if (hvd::rank() == 0)
+      std::filesystem::resize_file(folder.file(), whole * (7 - static_cast<unsigned>(part)) / 8);
     hvd::barrier();
     const std::string text = error_of<CheckpointError>([&] { checkpoint.load(net, optimizer); });
     CHECK_MESSAGE(contains(text, "rank 0: "), text);
@@ -212,7 +237,9 @@ TEST_CASE("checkpoints: a disk that is full is told on all ranks, and the old fi
   torch::optim::SGD sgd(net->parameters(), 0.1);
   const Checkpoint checkpoint(folder.file());
   checkpoint.save(net, sgd, 1);
-  if (hvd::rank() == 0) std::filesystem::create_symlink("/dev/full", folder.file() + ".new." + std::to_string(::getpid()));
+  if (hvd::rank() == 0)
+    std::filesystem::create_symlink("/dev/full",
+                                    folder.file() + ".new." + std::to_string(::getpid()));
   hvd::barrier();
   const std::string text = error_of<CheckpointError>([&] { checkpoint.save(net, sgd, 2); });
   CHECK_MESSAGE(contains(text, "rank 0: cannot write"), text);

@@ -1,4 +1,5 @@
-// Which gradients travel together: one answer for the same question, every member in one bucket, no bucket of two kinds or too large.
+// Which gradients travel together: one answer for the same question, every member in one bucket, no
+// bucket of two kinds or too large.
 #include "torch_bindings/gradients/bucket_layout.h"
 
 #include <doctest/doctest.h>
@@ -22,7 +23,8 @@ using Members = std::vector<BucketLayout::Member>;
 
 Members members_of(const std::vector<std::size_t>& bytes) {
   Members members;
-  for (const auto size : bytes) members.push_back({.name = "p" + std::to_string(members.size()), .bytes = size});
+  for (const auto size : bytes)
+    members.push_back({.name = "p" + std::to_string(members.size()), .bytes = size});
   return members;
 }
 
@@ -39,30 +41,43 @@ TEST_CASE("bucket layout: from the last member on, until a bucket is full") {
   CHECK(deal({}, 8, 8).empty());
 }
 
-TEST_CASE("bucket layout: in the order that is given, without those that go alone, and one kind to a bucket") {
+TEST_CASE(
+    "bucket layout: in the order that is given, without those that go alone, and one kind to a "
+    "bucket") {
   Members members = members_of({1, 1, 1, 1, 1, 1});
   members[1].kind = members[2].kind = 1;
   members[4].alone = true;
-  CHECK(BucketLayout::deal(members, {.most_bytes = 9, .first_bytes = 9}) == Buckets{{5, 3}, {2, 1}, {0}});
-  CHECK(BucketLayout::deal(members, {.most_bytes = 9, .first_bytes = 9, .order = {1, 4, 2, 0, 3, 5}}) == Buckets{{1, 2}, {0, 3, 5}});
+  CHECK(BucketLayout::deal(members, {.most_bytes = 9, .first_bytes = 9}) ==
+        Buckets{{5, 3}, {2, 1}, {0}});
+  CHECK(BucketLayout::deal(members,
+                           {.most_bytes = 9, .first_bytes = 9, .order = {1, 4, 2, 0, 3, 5}}) ==
+        Buckets{{1, 2}, {0, 3, 5}});
   for (auto& member : members) member.alone = true;
   CHECK(BucketLayout::deal(members, {.most_bytes = 9, .first_bytes = 9}).empty());
 }
 
-TEST_CASE("bucket layout: groups of the user's, by number or by lists, which may be of several kinds") {
+TEST_CASE(
+    "bucket layout: groups of the user's, by number or by lists, which may be of several kinds") {
   Members members = members_of({1, 1, 1, 1, 1});
   members[1].kind = 1;
-  const auto of_groups = [&](int groups) { return BucketLayout::deal(members, {.most_bytes = 1, .first_bytes = 1, .groups = groups}); };
+  const auto of_groups = [&](int groups) {
+    return BucketLayout::deal(members, {.most_bytes = 1, .first_bytes = 1, .groups = groups});
+  };
   CHECK(of_groups(2) == Buckets{{0, 2}, {1}, {3, 4}});
   CHECK(of_groups(9) == Buckets{{0}, {1}, {2}, {3}, {4}});
-  CHECK(error_of<InvalidArgument>([&] { of_groups(0); }).find("0 is not a number of groups") != std::string::npos);
-  const auto of_lists = [&](Buckets lists) { return BucketLayout::deal(members, {.most_bytes = 9, .first_bytes = 9, .lists = lists}); };
+  CHECK(error_of<InvalidArgument>([&] { of_groups(0); }).find("0 is not a number of groups") !=
+        std::string::npos);
+  const auto of_lists = [&](Buckets lists) {
+    return BucketLayout::deal(members, {.most_bytes = 9, .first_bytes = 9, .lists = lists});
+  };
   CHECK(of_lists({{3, 1, 3}, {}}) == Buckets{{3}, {1}, {4, 2, 0}});
   const std::string twice = error_of<InvalidArgument>([&] { of_lists({{0, 1}, {2, 1}}); });
   CHECK_MESSAGE(twice.find("'p1' is in two groups") != std::string::npos, twice);
 }
 
-TEST_CASE("bucket layout: of any members and terms, each is in one bucket, of one kind, and no larger than asked") {
+TEST_CASE(
+    "bucket layout: of any members and terms, each is in one bucket, of one kind, and no larger "
+    "than asked") {
   for (unsigned seed = 0; seed < 300; ++seed) {
     CAPTURE(seed);
     std::mt19937 random(seed);

@@ -1,4 +1,5 @@
-// The memory of one bucket: what lies where in it, and how gradients get there and back. Nothing is reduced.
+// The memory of one bucket: what lies where in it, and how gradients get there and back. Nothing is
+// reduced.
 #include "torch_bindings/gradients/bucket_memory.h"
 
 #include <deque>
@@ -18,11 +19,13 @@ constexpr std::size_t kAlignment = 64;
 
 std::deque<hvd::NamedParameter> parameters_of(const std::vector<std::vector<std::int64_t>>& sizes) {
   std::deque<hvd::NamedParameter> all;
-  for (const auto& each : sizes) all.push_back({"p" + std::to_string(all.size()), data(each, kFloat, 0).requires_grad_()});
+  for (const auto& each : sizes)
+    all.push_back({"p" + std::to_string(all.size()), data(each, kFloat, 0).requires_grad_()});
   return all;
 }
 
-std::vector<const hvd::NamedParameter*> members_of(const std::deque<hvd::NamedParameter>& parameters) {
+std::vector<const hvd::NamedParameter*> members_of(
+    const std::deque<hvd::NamedParameter>& parameters) {
   std::vector<const hvd::NamedParameter*> members;
   for (const auto& each : parameters) members.push_back(&each);
   return members;
@@ -35,7 +38,9 @@ std::size_t distance(const at::Tensor& from, const at::Tensor& to) {
                                   static_cast<const std::byte*>(from.const_data_ptr()));
 }
 
-TEST_CASE("bucket memory: buckets share a block, members lie at multiples of the alignment, in the layout of their parameters") {
+TEST_CASE(
+    "bucket memory: buckets share a block, members lie at multiples of the alignment, in the "
+    "layout of their parameters") {
   const at::NoGradGuard no_gradient;
   auto first = parameters_of({{3}, {0}, {4, 5}}), second = parameters_of({{17}, {1}});
   first[2].parameter = data({5, 4}, kFloat, 0).t().requires_grad_();
@@ -56,14 +61,17 @@ TEST_CASE("bucket memory: buckets share a block, members lie at multiples of the
   }
 }
 
-TEST_CASE("bucket memory: a gradient lives in it, another type travels as a copy, and without views it is the result that is copied") {
+TEST_CASE(
+    "bucket memory: a gradient lives in it, another type travels as a copy, and without views it "
+    "is the result that is copied") {
   const at::NoGradGuard no_gradient;
   struct Case {
     Compression compression;
     bool are_views, lives_there;
   };
   for (const auto& [compression, are_views, lives_there] :
-       {Case{Compression::none(), true, true}, Case{Compression::none(), false, false}, Case{Compression::fp16(), true, false}}) {
+       {Case{Compression::none(), true, true}, Case{Compression::none(), false, false},
+        Case{Compression::fp16(), true, false}}) {
     const auto parameters = parameters_of({{2, 3}});
     const BucketMemory::Terms terms{.compression = compression, .are_views = are_views};
     BucketMemory memory(members_of(parameters), terms);
@@ -81,7 +89,8 @@ TEST_CASE("bucket memory: a gradient lives in it, another type travels as a copy
     std::vector<std::shared_ptr<void>> kept;
     const hvd::TensorArgument argument = memory.argument(0, kept);
     CHECK(argument.name == "p0");
-    CHECK((argument.input == memory.sent(0).const_data_ptr() && argument.output == memory.result(0).const_data_ptr()));
+    CHECK((argument.input == memory.sent(0).const_data_ptr() &&
+           argument.output == memory.result(0).const_data_ptr()));
     CHECK(argument.padded);
     CHECK(kept.size() == 1);
 
@@ -102,7 +111,8 @@ TEST_CASE("bucket memory: zeros are written once, as long as nothing else is") {
   const BucketMemory::Terms terms{};
   BucketMemory memory(members_of(parameters), terms);
   BucketMemory::make_room({&memory}, false, nullptr);
-  auto* const written = static_cast<float*>(memory.result(0).data_ptr());  // past LibTorch, as a reduction does
+  // past LibTorch, as a reduction does
+  auto* const written = static_cast<float*>(memory.result(0).data_ptr());
   const auto is_zero_after = [&](const auto& change) {
     memory.note_result(0);
     memory.fill_with_zeros(0);
@@ -117,7 +127,9 @@ TEST_CASE("bucket memory: zeros are written once, as long as nothing else is") {
   CHECK(is_zero_after([&] { memory.result(0).add_(1); }));
 }
 
-TEST_CASE("bucket memory: gradients taken together are copied by the backend, and come back where that has failed") {
+TEST_CASE(
+    "bucket memory: gradients taken together are copied by the backend, and come back where that "
+    "has failed") {
   const at::NoGradGuard no_gradient;
   for (const bool is_alone : {false, true}) {
     const auto parameters = parameters_of({{4}, {4}, {4}});
@@ -155,9 +167,12 @@ TEST_CASE("bucket memory: gradients taken together are copied by the backend, an
   }
 }
 
-TEST_CASE("bucket memory: without room what travels is the gradient, and what was given up stays with its gradient") {
+TEST_CASE(
+    "bucket memory: without room what travels is the gradient, and what was given up stays with "
+    "its gradient") {
   const at::NoGradGuard no_gradient;
-  const hvd::NamedParameter nowhere{"nowhere", torch::empty({2, 3}, at::TensorOptions(at::kMeta).requires_grad(true))};
+  const hvd::NamedParameter nowhere{
+      "nowhere", torch::empty({2, 3}, at::TensorOptions(at::kMeta).requires_grad(true))};
   for (const auto& compression : {Compression::none(), Compression::fp16()}) {
     const BucketMemory::Terms terms{.compression = compression};
     BucketMemory memory({&nowhere}, terms);
@@ -167,13 +182,15 @@ TEST_CASE("bucket memory: without room what travels is the gradient, and what wa
       return nullptr;
     });
     CHECK(asked == kAlignment);
-    CHECK((!memory.has_room() && !memory.is_taken_together() && !memory.is_home(0) && !memory.result(0).defined()));
+    CHECK((!memory.has_room() && !memory.is_taken_together() && !memory.is_home(0) &&
+           !memory.result(0).defined()));
     gradient_of(nowhere) = torch::empty({2, 3}, at::kMeta);
     memory.take_in(0, true);
     memory.pack(0);
     CHECK(memory.result(0).is_same(gradient_of(nowhere)) == (compression == Compression::none()));
     memory.fill_with_zeros(0);
-    CHECK((memory.result(0).scalar_type() == (compression == Compression::none() ? kFloat : at::kHalf)));
+    CHECK((memory.result(0).scalar_type() ==
+           (compression == Compression::none() ? kFloat : at::kHalf)));
     CHECK(!memory.result(0).is_same(gradient_of(nowhere)));
   }
 
@@ -187,7 +204,8 @@ TEST_CASE("bucket memory: without room what travels is the gradient, and what wa
   CHECK(memory.has_gradient(0));
   gradient.fill_(3);
   memory.give_up();
-  CHECK((!memory.has_room() && !memory.is_taken_together() && !memory.has_gradient(0) && !memory.result(0).defined()));
+  CHECK((!memory.has_room() && !memory.is_taken_together() && !memory.has_gradient(0) &&
+         !memory.result(0).defined()));
   CHECK(gradient.equal(torch::full({4}, 3.0F)));
 }
 

@@ -15,7 +15,9 @@ using hvd::DistributedOptimizerOptions;
 
 const std::vector<std::pair<std::string, Compression>>& lossy() {
   static const std::vector<std::pair<std::string, Compression>> all{
-      {"int8", Compression::int8()}, {"topk", Compression::topk(0.1)}, {"powersgd", Compression::powersgd(2)}};
+      {"int8", Compression::int8()},
+      {"topk", Compression::topk(0.1)},
+      {"powersgd", Compression::powersgd(2)}};
   return all;
 }
 
@@ -23,17 +25,20 @@ const std::vector<std::pair<std::string, Compression>>& lossy() {
 struct Given {
   Given(std::vector<at::Tensor> gradients, DistributedOptimizerOptions options) {
     std::vector<at::Tensor> parameters;
-    for (const auto& gradient : gradients) parameters.push_back(at::zeros_like(gradient).requires_grad_());
+    for (const auto& gradient : gradients)
+      parameters.push_back(at::zeros_like(gradient).requires_grad_());
     list = parameters;
     wrapped = std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(1));
     optimizer = std::make_unique<DistributedOptimizer>(*wrapped, hvd::NamedTensors{}, options);
   }
   /// The reduced gradients.
   std::vector<at::Tensor> reduce(const std::vector<at::Tensor>& gradients) {
-    for (std::size_t i = 0; i < list.size(); ++i) list[i].mutable_grad() = gradients[i].defined() ? gradients[i].clone() : at::Tensor();
+    for (std::size_t i = 0; i < list.size(); ++i)
+      list[i].mutable_grad() = gradients[i].defined() ? gradients[i].clone() : at::Tensor();
     optimizer->step();
     std::vector<at::Tensor> reduced;
-    for (const auto& parameter : list) reduced.push_back(parameter.grad().defined() ? parameter.grad().clone() : at::Tensor());
+    for (const auto& parameter : list)
+      reduced.push_back(parameter.grad().defined() ? parameter.grad().clone() : at::Tensor());
     return reduced;
   }
   std::vector<at::Tensor> list;
@@ -42,8 +47,10 @@ struct Given {
 };
 
 at::Tensor noise(at::IntArrayRef sizes, at::ScalarType type, int rank, int variant) {
-  return torch::randn(sizes, at::detail::createCPUGenerator(static_cast<std::uint64_t>(rank * 1000 + variant + 1)),
-                      at::TensorOptions(kDouble))
+  return torch::randn(
+             sizes,
+             at::detail::createCPUGenerator(static_cast<std::uint64_t>(rank * 1000 + variant + 1)),
+             at::TensorOptions(kDouble))
       .to(type);
 }
 std::vector<at::Tensor> gradients(at::ScalarType type, int rank, int variant) {
@@ -65,9 +72,16 @@ TEST_CASE("compression: what is refused") {
   CHECK(contains(error_of<hvd::InvalidArgument>([] { Compression::powersgd(0); }), "rank"));
   const at::Tensor tensor = torch::ones({300});
   for (const auto& [name, compression] : lossy()) {
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::allreduce(tensor, {.compression = compression}); }), name));
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::allreduce_async_(tensor, {.compression = compression}); }), name));
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::sparse_allreduce(tensor.to_sparse(), {.compression = compression}); }), name));
+    CHECK(contains(error_of<hvd::InvalidArgument>(
+                       [&] { hvd::allreduce(tensor, {.compression = compression}); }),
+                   name));
+    CHECK(contains(error_of<hvd::InvalidArgument>(
+                       [&] { hvd::allreduce_async_(tensor, {.compression = compression}); }),
+                   name));
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] {
+                     hvd::sparse_allreduce(tensor.to_sparse(), {.compression = compression});
+                   }),
+                   name));
     const std::string words = error_of<hvd::InvalidArgument>([&] {
       hvd::grouped_allreduce({tensor, tensor}, {.compression = compression});
     });
@@ -76,9 +90,12 @@ TEST_CASE("compression: what is refused") {
     CHECK(contains(words, "DistributedDataParallel"));
     float value = 1;
     const hvd::Buffer buffer{&value, hvd::DataType::Float32, {1}, {}};
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::allreduce(buffer, buffer, {.compression = compression}); }), name));
+    CHECK(contains(error_of<hvd::InvalidArgument>(
+                       [&] { hvd::allreduce(buffer, buffer, {.compression = compression}); }),
+                   name));
   }
-  CHECK(hvd::allreduce(tensor, {.op = hvd::ReduceOp::Sum}).sum().item<float>() == 300.0F * static_cast<float>(hvd::size()));
+  CHECK(hvd::allreduce(tensor, {.op = hvd::ReduceOp::Sum}).sum().item<float>() ==
+        300.0F * static_cast<float>(hvd::size()));
 }
 
 TEST_CASE("topk of everything is no compression") {
@@ -116,10 +133,14 @@ TEST_CASE("int8: an error is at most half a step, twice") {
     const auto got = one.reduce(own);
     double largest = 0;
     for (const int rank : everyone())
-      for (const auto& gradient : gradients(type, rank, 1)) largest = std::max(largest, gradient.abs().max().item<double>());
+      for (const auto& gradient : gradients(type, rank, 1))
+        largest = std::max(largest, gradient.abs().max().item<double>());
     for (std::size_t i = 0; i < own.size(); ++i) {
       CHECK(same_on_all_ranks(got[i]));
-      const double error = (got[i].to(kDouble) - mean(i, kDouble, 1).to(type).to(kDouble)).abs().max().item<double>();
+      const double error = (got[i].to(kDouble) - mean(i, kDouble, 1).to(type).to(kDouble))
+                               .abs()
+                               .max()
+                               .item<double>();
       CHECK(error <= largest / 127 * 1.01 + (type == at::kBFloat16 ? largest / 64 : 0));
       CHECK(error > 0);
     }
@@ -130,7 +151,8 @@ TEST_CASE("powersgd of a matrix of low rank is exact, and vectors travel as they
   for (const auto op : {hvd::ReduceOp::Average, hvd::ReduceOp::Sum}) {
     const at::Tensor outer = noise({30, 1}, kDouble, 0, 1).mm(noise({1, 20}, kDouble, 0, 2));
     const at::Tensor vector = noise({50}, kDouble, hvd::rank(), 3);
-    Given one({outer, vector}, {.compression = Compression::powersgd(2), .op = op}), none({outer, vector}, {.op = op});
+    Given one({outer, vector}, {.compression = Compression::powersgd(2), .op = op}),
+        none({outer, vector}, {.op = op});
     for (int step = 0; step < 3; ++step) {
       const std::vector<at::Tensor> own{outer * (hvd::rank() + 1.0 + step), vector};
       const auto got = one.reduce(own), expected = none.reduce(own);
@@ -152,7 +174,8 @@ TEST_CASE("error feedback: what is left out comes later, and all ranks get the s
     for (const double predivide : {1.0, 3.0}) {
       CAPTURE(name);
       CAPTURE(predivide);
-      Given one(gradients(kDouble, 0, 0), {.compression = compression, .gradient_predivide_factor = predivide});
+      Given one(gradients(kDouble, 0, 0),
+                {.compression = compression, .gradient_predivide_factor = predivide});
       const int steps = 60;
       std::vector<at::Tensor> applied(3), wanted(3);
       double early = 0;
@@ -172,7 +195,8 @@ TEST_CASE("error feedback: what is left out comes later, and all ranks get the s
         const double late = std::sqrt(away / all);
         CAPTURE(early);
         CAPTURE(late);
-        CHECK(late < (name == "int8" ? 0.002 : 0.35));  // what is owed stays bounded, while the sum grows
+        // what is owed stays bounded, while the sum grows
+        CHECK(late < (name == "int8" ? 0.002 : 0.35));
         CHECK(late < early * 0.5);
       }
     }
@@ -193,13 +217,15 @@ TEST_CASE("compressed gradients that some or all ranks do not have") {
     REQUIRE(got[1].defined());
     CHECK(same_on_all_ranks(got[1]));
     CHECK(same_on_all_ranks(got[2].contiguous()));
-    for (int step = 0; step < 2; ++step) CHECK(!one.reduce(std::vector<at::Tensor>(3))[1].defined());
+    for (int step = 0; step < 2; ++step)
+      CHECK(!one.reduce(std::vector<at::Tensor>(3))[1].defined());
   }
 }
 
 TEST_CASE("compressed gradients that are not finite: so is the result, everywhere, and only then") {
   for (const auto& [name, compression] : lossy()) {
-    for (const double wrong : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    for (const double wrong :
+         {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
       CAPTURE(name);
       CAPTURE(wrong);
       auto own = gradients(kFloat, hvd::rank(), 2);
@@ -220,12 +246,14 @@ TEST_CASE("compressed gradients that are not finite: so is the result, everywher
 
 TEST_CASE("compression: a model learns as without, for fewer bytes") {
   const auto train = [](const Compression& compression, std::uint64_t& bytes) {
-    torch::nn::Sequential net(torch::nn::Linear(10, 64), torch::nn::Tanh(), torch::nn::Linear(64, 64), torch::nn::Tanh(),
+    torch::nn::Sequential net(torch::nn::Linear(10, 64), torch::nn::Tanh(),
+                              torch::nn::Linear(64, 64), torch::nn::Tanh(),
                               torch::nn::Linear(64, 1));
     {
       const torch::NoGradGuard no_gradient;
       int variant = 0;
-      for (auto& parameter : net->parameters()) parameter.copy_(noise(parameter.sizes(), kFloat, 0, variant++) * 0.15);
+      for (auto& parameter : net->parameters())
+        parameter.copy_(noise(parameter.sizes(), kFloat, 0, variant++) * 0.15);
     }
     torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05));
     DistributedOptimizer optimizer(sgd, net->named_parameters(), {.compression = compression});
@@ -245,14 +273,18 @@ TEST_CASE("compression: a model learns as without, for fewer bytes") {
   std::uint64_t bytes_of_none = 0;
   const double of_none = train(Compression::none(), bytes_of_none);
   CHECK(of_none < 0.4);
-  for (const auto& [name, compression, saved] : std::vector<std::tuple<std::string, Compression, double>>{
-           {"int8", Compression::int8(), 3.0}, {"topk", Compression::topk(0.05), 4}, {"powersgd", Compression::powersgd(4), 4}}) {
+  for (const auto& [name, compression, saved] :
+       std::vector<std::tuple<std::string, Compression, double>>{
+           {"int8", Compression::int8(), 3.0},
+           {"topk", Compression::topk(0.05), 4},
+           {"powersgd", Compression::powersgd(4), 4}}) {
     CAPTURE(name);
     std::uint64_t bytes = 0;
     const double loss = train(compression, bytes);
     CAPTURE(of_none);
     CHECK(loss < of_none + 0.1);
-    if (hvd::size() > 1) CHECK(static_cast<double>(bytes) * saved < static_cast<double>(bytes_of_none));
+    if (hvd::size() > 1)
+      CHECK(static_cast<double>(bytes) * saved < static_cast<double>(bytes_of_none));
   }
 }
 
@@ -262,7 +294,8 @@ TEST_CASE("compression with accumulation, and a model that differs between ranks
   for (int pass = 0; pass < 2; ++pass)
     for (std::size_t i = 0; i < own.size(); ++i) (one.list[i] * own[i]).sum().backward();
   one.optimizer->step();
-  for (std::size_t i = 0; i < own.size(); ++i) CHECK(torch::allclose(one.list[i].grad(), mean(i, kDouble, 4) * 2, 1e-12, 1e-12));
+  for (std::size_t i = 0; i < own.size(); ++i)
+    CHECK(torch::allclose(one.list[i].grad(), mean(i, kDouble, 4) * 2, 1e-12, 1e-12));
   for (auto& parameter : one.list)
     CHECK_THROWS_AS(
         [&] {

@@ -1,4 +1,5 @@
-// What happens to the gradients of one bucket on their way, without a reducer; between ranks only what is collective.
+// What happens to the gradients of one bucket on their way, without a reducer; between ranks only
+// what is collective.
 #include "torch_bindings/gradients/gradient_bucket.h"
 
 #include <array>
@@ -26,7 +27,8 @@ GradientSlot slot_of(const at::Tensor& gradient) {
 struct Bucket {
   explicit Bucket(bool are_taken_together) {
     for (int i = 0; i < 4; ++i) slots.push_back(slot_of(data({4}, kFloat, i)));
-    bucket.emplace("bucket", std::vector<GradientSlot*>{&slots[0], &slots[1], &slots[2], &slots[3]}, terms);
+    bucket.emplace("bucket", std::vector<GradientSlot*>{&slots[0], &slots[1], &slots[2], &slots[3]},
+                   terms);
     hvd::BucketMemory::make_room({&bucket->memory}, are_taken_together, nullptr);
     for (std::size_t i = 0; i < 4; ++i) {
       bucket->memory.take_in(i, false);
@@ -47,7 +49,9 @@ struct Bucket {
   std::optional<hvd::GradientBucket> bucket;
 };
 
-TEST_CASE("gradient slot: what is a sum already is shared out once, unless a user has put another in its place") {
+TEST_CASE(
+    "gradient slot: what is a sum already is shared out once, unless a user has put another in its "
+    "place") {
   const at::NoGradGuard no_gradient;
   const auto shared_out = [](int ranks, bool is_reduced, bool is_replaced) {
     GradientSlot slot = slot_of(torch::full({4}, 6.0F));
@@ -64,7 +68,9 @@ TEST_CASE("gradient slot: what is a sum already is shared out once, unless a use
   CHECK(shared_out(1, true, false) == 6);
 }
 
-TEST_CASE("gradient slot: sparse gradients become dense, or are known to be sparse; others follow their parameter's type") {
+TEST_CASE(
+    "gradient slot: sparse gradients become dense, or are known to be sparse; others follow their "
+    "parameter's type") {
   const at::NoGradGuard no_gradient;
   for (const bool as_dense : {true, false}) {
     GradientSlot slot = slot_of(data({4}, kFloat, 0).to_sparse(1));
@@ -79,10 +85,13 @@ TEST_CASE("gradient slot: sparse gradients become dense, or are known to be spar
   slot.convert();
   CHECK((slot.gradient().scalar_type() == kDouble && !slot.is_replaced()));
   slot.named.parameter.set_data(torch::zeros({5}, kDouble));
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { slot.convert(); }), "parameter 'p' is [5] now, and its gradient [4]"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { slot.convert(); }),
+                 "parameter 'p' is [5] now, and its gradient [4]"));
 }
 
-TEST_CASE("gradient bucket: results become gradients, those that came late get their share, and what a user has changed stays") {
+TEST_CASE(
+    "gradient bucket: results become gradients, those that came late get their share, and what a "
+    "user has changed stays") {
   const at::NoGradGuard no_gradient;
   Bucket made(false);
   auto& [name, slots, memory, round, streams] = *made.bucket;
@@ -96,17 +105,21 @@ TEST_CASE("gradient bucket: results become gradients, those that came late get t
   slots[3]->gradient() = torch::full({4}, 3.0F);
   made.bucket->give_back(0.5);
   const std::array values{8.0F, 5.0F, 2.0F, 3.0F};
-  for (std::size_t i = 0; i < values.size(); ++i) CHECK(made.slots[i].gradient().equal(torch::full({4}, values[i])));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    CHECK(made.slots[i].gradient().equal(torch::full({4}, values[i])));
   CHECK(memory.has_gradient(0));
 }
 
-TEST_CASE("gradient bucket: what the backend was to copy is put back where the round has failed, and its mark with it") {
+TEST_CASE(
+    "gradient bucket: what the backend was to copy is put back where the round has failed, and its "
+    "mark with it") {
   const at::NoGradGuard no_gradient;
   Bucket made(true);
   const void* const before = made.slots[0].gradient().const_data_ptr();
   made.bucket->round.find(3, false);
   made.bucket->take_in_together(false);
-  CHECK((made.bucket->memory.has_gradient(0) && !made.bucket->memory.has_gradient(3) && !made.slots[0].is_replaced()));
+  CHECK((made.bucket->memory.has_gradient(0) && !made.bucket->memory.has_gradient(3) &&
+         !made.slots[0].is_replaced()));
   CHECK(made.slots[0].gradient().const_data_ptr() != before);
   made.bucket->put_given_back();
   CHECK(made.slots[0].gradient().const_data_ptr() == before);
@@ -135,7 +148,8 @@ TEST_CASE("gradient bucket: gradients are weighed once, and what was sent in vai
   CHECK(torch::allclose(made.slots[0].gradient(), data({4}, kFloat, 0) * factor));
 }
 
-TEST_CASE("gradient bucket: all ranks know of a sparse gradient that one of them has, and that they do") {
+TEST_CASE(
+    "gradient bucket: all ranks know of a sparse gradient that one of them has, and that they do") {
   const at::NoGradGuard no_gradient;
   Bucket made(false);
   made.slots[2].sparse = last();

@@ -1,4 +1,5 @@
-// Gradients that autograd makes in shared memory: reduced where they are, and never somebody else's memory.
+// Gradients that autograd makes in shared memory: reduced where they are, and never somebody else's
+// memory.
 #include <c10/core/CPUAllocator.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,11 +23,16 @@ using hvd::DistributedOptimizerOptions;
 constexpr std::int64_t kWidth = 64;  // a gradient of 16 KiB
 
 bool shares_memory() {
-  return hvd::size() > 1 && hvd::local_size() == hvd::size() && hvd::Config::from_environment().shared_memory == hvd::SharedMemory::Auto;
+  return hvd::size() > 1 && hvd::local_size() == hvd::size() &&
+         hvd::Config::from_environment().shared_memory == hvd::SharedMemory::Auto;
 }
 
-at::Tensor weight(int variant, at::ScalarType type = kFloat) { return data({kWidth, kWidth}, type, 0, variant).requires_grad_(true); }
-at::Tensor batch(int rank, int step, at::ScalarType type = kFloat) { return data({8, kWidth}, type, rank, step); }
+at::Tensor weight(int variant, at::ScalarType type = kFloat) {
+  return data({kWidth, kWidth}, type, 0, variant).requires_grad_(true);
+}
+at::Tensor batch(int rank, int step, at::ScalarType type = kFloat) {
+  return data({8, kWidth}, type, rank, step);
+}
 /// Exact for small weights and inputs, so that sums do not depend on their order.
 at::Tensor loss_of(const std::vector<at::Tensor>& weights, int rank, int step) {
   at::Tensor x = batch(rank, step, weights.front().scalar_type());
@@ -35,7 +41,8 @@ at::Tensor loss_of(const std::vector<at::Tensor>& weights, int rank, int step) {
 }
 
 /// What one process makes of all ranks' losses: the mean of their gradients.
-std::vector<at::Tensor> mean_gradients(const std::vector<at::Tensor>& weights, int step, int passes = 1) {
+std::vector<at::Tensor> mean_gradients(const std::vector<at::Tensor>& weights, int step,
+                                       int passes = 1) {
   std::vector<at::Tensor> means;
   for (const auto& w : weights) means.push_back(torch::zeros_like(w));
   for (int r = 0; r < hvd::size(); ++r) {
@@ -49,10 +56,12 @@ std::vector<at::Tensor> mean_gradients(const std::vector<at::Tensor>& weights, i
   return means;
 }
 
-void check_gradients(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& expected) {
+void check_gradients(const std::vector<at::Tensor>& weights,
+                     const std::vector<at::Tensor>& expected) {
   for (std::size_t i = 0; i < weights.size(); ++i) {
     REQUIRE(weights[i].grad().defined());
-    CHECK(difference(weights[i].grad(), expected[i]) <= 1e-6 * (1 + expected[i].abs().max().item<double>()));
+    CHECK(difference(weights[i].grad(), expected[i]) <=
+          1e-6 * (1 + expected[i].abs().max().item<double>()));
     CHECK(same_on_all_ranks(weights[i].grad()));
   }
 }
@@ -71,10 +80,12 @@ std::size_t shared_bytes() {
 
 TEST_CASE("memory that wrappers of many sizes had goes back to the system with them") {
   const auto train = [](std::int64_t width, bool sharded) {
-    torch::nn::Sequential model(torch::nn::Linear(width, width), torch::nn::Linear(width, width / 2));
+    torch::nn::Sequential model(torch::nn::Linear(width, width),
+                                torch::nn::Linear(width, width / 2));
     torch::optim::SGD optimizer(model->parameters(), 0.01);
     hvd::broadcast_parameters(*model, 0);
-    DistributedOptimizer wrapper(optimizer, model->named_parameters(), {.shard_optimizer_state = sharded});
+    DistributedOptimizer wrapper(optimizer, model->named_parameters(),
+                                 {.shard_optimizer_state = sharded});
     for (int step = 0; step < 2; ++step) {
       wrapper.zero_grad();
       model->forward(torch::ones({2, width})).sum().backward();
@@ -87,7 +98,8 @@ TEST_CASE("memory that wrappers of many sizes had goes back to the system with t
   const std::size_t before = shared_bytes();
   for (int i = 0; i < 8; ++i) train(600 + 120 * (i * 3 % 8), i % 4 == 3);
   hvd::barrier();
-  // Of up to 13 MiB of gradients for each rank; the rings and small blocks that broadcasts use stay.
+  // Of up to 13 MiB of gradients for each rank; the rings and small blocks that broadcasts use
+  // stay.
   CHECK(shared_bytes() < before + static_cast<std::size_t>(hvd::size()) * (std::size_t{3} << 20));
 }
 
@@ -98,7 +110,9 @@ TEST_CASE("a CPU allocator that the program sets later is used") {
       return before->allocate(bytes);
     }
     [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return before->raw_deleter(); }
-    void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+    void copy_data(void* to, const void* from, std::size_t bytes) const override {
+      default_copy_data(to, from, bytes);
+    }
     c10::Allocator* before = c10::GetCPUAllocator();
     int count = 0;
   };
@@ -122,7 +136,9 @@ TEST_CASE("a gradient is reduced where backward made it, if nobody keeps it") {
   const auto wrapped = sgd(weights);
   DistributedOptimizer optimizer(*wrapped);
   std::vector<const void*> made(2);
-  for (std::size_t i = 0; i < 2; ++i) weights[i].register_hook([&made, i](const at::Tensor& given) { made[i] = given.const_data_ptr(); });
+  for (std::size_t i = 0; i < 2; ++i)
+    weights[i].register_hook(
+        [&made, i](const at::Tensor& given) { made[i] = given.const_data_ptr(); });
   for (int step = 0; step < 4; ++step) {
     optimizer.zero_grad();
     const auto expected = mean_gradients(weights, step);
@@ -173,14 +189,16 @@ TEST_CASE("one gradient that autograd gives to two parameters") {
     const at::Tensor factor = data({kWidth, kWidth}, kFloat, hvd::rank(), step);
     ((weights[0] + weights[1].view({-1}).view({kWidth, kWidth})) * factor).sum().backward();
     optimizer.synchronize();
-    const at::Tensor mean = reduced(all_data({kWidth, kWidth}, kFloat, everyone(), step), hvd::ReduceOp::Average);
+    const at::Tensor mean =
+        reduced(all_data({kWidth, kWidth}, kFloat, everyone(), step), hvd::ReduceOp::Average);
     for (const auto& w : weights) CHECK(same(w.grad(), mean));
     CHECK(!weights[0].grad().is_alias_of(weights[1].grad()));
     optimizer.step();
   }
 }
 
-TEST_CASE("gradients that a user puts there, one in two places or kept, are not reduced where they are") {
+TEST_CASE(
+    "gradients that a user puts there, one in two places or kept, are not reduced where they are") {
   const std::vector<at::Tensor> weights{weight(1), weight(2)};
   const auto wrapped = sgd(weights);
   DistributedOptimizerOptions options;
@@ -189,7 +207,8 @@ TEST_CASE("gradients that a user puts there, one in two places or kept, are not 
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
     const at::Tensor factor = data({kWidth, kWidth}, kFloat, hvd::rank(), step);
-    const at::Tensor sum = reduced(all_data({kWidth, kWidth}, kFloat, everyone(), step), hvd::ReduceOp::Sum);
+    const at::Tensor sum =
+        reduced(all_data({kWidth, kWidth}, kFloat, everyone(), step), hvd::ReduceOp::Sum);
     at::Tensor given = torch::autograd::grad({(weights[0] * factor).sum()}, {weights[0]})[0];
     const at::Tensor kept = step == 2 ? given : at::Tensor();
     weights[0].mutable_grad() = given;
@@ -206,7 +225,9 @@ TEST_CASE("gradients that a user puts there, one in two places or kept, are not 
 TEST_CASE("gradients of passes that were not reduced, views of one memory") {
   struct Two : torch::nn::Module {
     Two() : a(register_parameter("a", weight(1))), b(register_parameter("b", weight(2))) {}
-    at::Tensor forward(const at::Tensor& factor) { return ((a.view({-1}) + b.view({-1})) * factor).sum(); }
+    at::Tensor forward(const at::Tensor& factor) {
+      return ((a.view({-1}) + b.view({-1})) * factor).sum();
+    }
     at::Tensor a, b;
   };
   const auto two = std::make_shared<Two>();
@@ -240,27 +261,33 @@ TEST_CASE("gradients that are added up: in the optimizer's passes, and without z
   }
 }
 
-TEST_CASE("gradients that are zeroed and not dropped, and those of parameters without one on some ranks") {
+TEST_CASE(
+    "gradients that are zeroed and not dropped, and those of parameters without one on some "
+    "ranks") {
   const std::vector<at::Tensor> weights{weight(1), weight(2)};
   const auto wrapped = sgd(weights);
   DistributedOptimizer optimizer(*wrapped);
   for (int step = 0; step < 6; ++step) {
     optimizer.zero_grad(/*set_to_none=*/step % 2 == 0);
     const bool has_second = (hvd::rank() + step) % 2 == 0;
-    (loss_of({weights[0]}, hvd::rank(), step) + (has_second ? weights[1].sum() : torch::zeros({}))).backward();
+    (loss_of({weights[0]}, hvd::rank(), step) + (has_second ? weights[1].sum() : torch::zeros({})))
+        .backward();
     optimizer.synchronize();
     check_gradients({weights[0]}, mean_gradients({weights[0]}, step));
     int given = 0;
     for (int r = 0; r < hvd::size(); ++r) given += (r + step) % 2 == 0 ? 1 : 0;
     if (given > 0) {
       REQUIRE(weights[1].grad().defined());
-      CHECK(difference(weights[1].grad(), torch::full({kWidth, kWidth}, static_cast<double>(given) / hvd::size())) < 1e-6);
+      CHECK(difference(weights[1].grad(), torch::full({kWidth, kWidth}, static_cast<double>(given) /
+                                                                            hvd::size())) < 1e-6);
     }
     optimizer.step();
   }
 }
 
-TEST_CASE("values of a backward pass that are as large as a gradient, more of them than there is room for") {
+TEST_CASE(
+    "values of a backward pass that are as large as a gradient, more of them than there is room "
+    "for") {
   const at::Tensor w = weight(1);
   const auto wrapped = sgd({w});
   DistributedOptimizer optimizer(*wrapped);
@@ -284,7 +311,8 @@ TEST_CASE("values of a backward pass that are as large as a gradient, more of th
     CHECK(difference(w.grad(), torch::full({kWidth, kWidth}, mean)) < 1e-6);
     optimizer.step();
   }
-  for (std::size_t i = 0; i < kept.size(); ++i) CHECK(torch::equal(kept[i].to(at::kDouble), copies[i]));
+  for (std::size_t i = 0; i < kept.size(); ++i)
+    CHECK(torch::equal(kept[i].to(at::kDouble), copies[i]));
 }
 
 TEST_CASE("memory that is taken without its deleter in a backward pass") {
@@ -304,7 +332,8 @@ TEST_CASE("memory that is taken without its deleter in a backward pass") {
     });
     (x * (hvd::rank() + 1)).sum().backward();
     optimizer.step();
-    CHECK(difference(w.grad(), torch::full({kWidth, kWidth}, static_cast<double>(hvd::size() + 1))) < 1e-6);
+    CHECK(difference(w.grad(),
+                     torch::full({kWidth, kWidth}, static_cast<double>(hvd::size() + 1))) < 1e-6);
   }
 }
 
@@ -370,23 +399,32 @@ TEST_CASE("a child that is forked trains on by itself, and the rank does not see
   optimizer.step();
 }
 
-TEST_CASE("layouts, types and conjugates: the parameter's own strides, half precision, complex gradients") {
-  const at::Tensor last = data({16, 8, 4, 4}, kFloat, 0, 1).contiguous(at::MemoryFormat::ChannelsLast).requires_grad_(true);
+TEST_CASE(
+    "layouts, types and conjugates: the parameter's own strides, half precision, complex "
+    "gradients") {
+  const at::Tensor last = data({16, 8, 4, 4}, kFloat, 0, 1)
+                              .contiguous(at::MemoryFormat::ChannelsLast)
+                              .requires_grad_(true);
   const at::Tensor half = data({kWidth, kWidth}, kHalf, 0, 2).requires_grad_(true);
   const at::Tensor complex = data({kWidth, kWidth}, at::kComplexFloat, 0, 3).requires_grad_(true);
   const auto wrapped = sgd({last, half, complex}, 0.01, 0);
   DistributedOptimizer optimizer(*wrapped);
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
-    const at::Tensor a = data(last.sizes(), kFloat, hvd::rank(), step), b = data(half.sizes(), kHalf, hvd::rank(), step),
+    const at::Tensor a = data(last.sizes(), kFloat, hvd::rank(), step),
+                     b = data(half.sizes(), kHalf, hvd::rank(), step),
                      c = data(complex.sizes(), at::kComplexFloat, hvd::rank(), step);
     ((last * a).sum() + (half * b).sum().to(kFloat) + torch::real((complex * c).sum())).backward();
     optimizer.synchronize();
     CHECK(last.grad().strides() == last.strides());
-    CHECK(same(last.grad().contiguous(), reduced(all_data(last.sizes(), kFloat, everyone(), step), hvd::ReduceOp::Average)));
-    CHECK(same(half.grad(), reduced(all_data(half.sizes(), kHalf, everyone(), step), hvd::ReduceOp::Average)));
-    const at::Tensor mean = reduced(all_data(complex.sizes(), at::kComplexFloat, everyone(), step), hvd::ReduceOp::Average);
-    CHECK(difference(torch::view_as_real(complex.grad().resolve_conj()), torch::view_as_real(mean.conj().resolve_conj())) < 1e-6);
+    CHECK(same(last.grad().contiguous(),
+               reduced(all_data(last.sizes(), kFloat, everyone(), step), hvd::ReduceOp::Average)));
+    CHECK(same(half.grad(),
+               reduced(all_data(half.sizes(), kHalf, everyone(), step), hvd::ReduceOp::Average)));
+    const at::Tensor mean = reduced(all_data(complex.sizes(), at::kComplexFloat, everyone(), step),
+                                    hvd::ReduceOp::Average);
+    CHECK(difference(torch::view_as_real(complex.grad().resolve_conj()),
+                     torch::view_as_real(mean.conj().resolve_conj())) < 1e-6);
     optimizer.step();
   }
 }

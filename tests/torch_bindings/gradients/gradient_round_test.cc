@@ -1,4 +1,5 @@
-// One bucket's way through a round: which events are possible when, and what each gradient of this rank counts as.
+// One bucket's way through a round: which events are possible when, and what each gradient of this
+// rank counts as.
 #include "torch_bindings/gradients/gradient_round.h"
 
 #include <doctest/doctest.h>
@@ -63,7 +64,9 @@ TEST_CASE("gradient round: it is complete with the last gradient that is awaited
   CHECK(by_one.is_complete());
 }
 
-TEST_CASE("gradient round: what is under way is what backward gave, and what was found when the bucket left, unless it came too late") {
+TEST_CASE(
+    "gradient round: what is under way is what backward gave, and what was found when the bucket "
+    "left, unless it came too late") {
   GradientRound round(4);
   round.give(0);
   round.find(1, true);
@@ -75,13 +78,17 @@ TEST_CASE("gradient round: what is under way is what backward gave, and what was
   round.submit(std::make_shared<HandleState>());
   round.come_late(2, true);
   round.come_late(3, true);
-  CHECK((round.is_under_way(0) && round.is_under_way(1) && !round.is_under_way(2) && !round.is_under_way(3)));
+  CHECK((round.is_under_way(0) && round.is_under_way(1) && !round.is_under_way(2) &&
+         !round.is_under_way(3)));
   CHECK((round.is_late(3) && round.is_present(3) && !round.is_present(2) && round.has_late()));
-  for (const std::size_t member : {2, 3}) round.come_late(member, false);  // sparse: it has not left
+  // sparse: it has not left
+  for (const std::size_t member : {2, 3}) round.come_late(member, false);
   CHECK((!round.has_late() && round.is_under_way(3)));
 }
 
-TEST_CASE("gradient round: it is reduced when its submission is over without an error, and submitted again where ranks differed") {
+TEST_CASE(
+    "gradient round: it is reduced when its submission is over without an error, and submitted "
+    "again where ranks differed") {
   GradientRound round(1);
   CHECK((!round.is_reduced() && round.pending() == nullptr));
   const auto refused = std::make_shared<HandleState>(), reduced = std::make_shared<HandleState>();
@@ -111,9 +118,11 @@ TEST_CASE("gradient round: nothing is left of it in the next one") {
   CHECK(round.is_kept(0));
   round.put_away();
   round.forget();
-  CHECK((round.state() == State::Gathering && round.pending() == nullptr && !round.has_late() && !round.has_given()));
+  CHECK((round.state() == State::Gathering && round.pending() == nullptr && !round.has_late() &&
+         !round.has_given()));
   for (const std::size_t member : {0, 1})
-    CHECK((!round.is_present(member) && !round.is_awaited(member) && !round.is_kept(member) && !round.is_under_way(member)));
+    CHECK((!round.is_present(member) && !round.is_awaited(member) && !round.is_kept(member) &&
+           !round.is_under_way(member)));
   round.give(1);
   round.count({true, true});
   CHECK(!round.is_complete());

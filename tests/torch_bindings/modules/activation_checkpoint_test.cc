@@ -28,20 +28,24 @@ struct BlockNet : torch::nn::Module {
     register_module("narrow", narrow);
     const torch::NoGradGuard no_gradient;
     int variant = 2;
-    for (auto& parameter : parameters()) parameter.copy_(data(parameter.sizes(), kFloat, 0, variant++) * 0.17);
+    for (auto& parameter : parameters())
+      parameter.copy_(data(parameter.sizes(), kFloat, 0, variant++) * 0.17);
   }
   at::Tensor block(const at::Tensor& x, int i) {
     const at::Tensor q = x.matmul(shared), k = torch::tanh(x), v = x * 0.37;
     const at::Tensor mixed = torch::softmax(q.matmul(k.t()), 1).matmul(v);
     const auto index = static_cast<std::size_t>(i);
-    const at::Tensor h = torch::dropout(torch::gelu(wide[index]->as<torch::nn::Linear>()->forward(mixed)), 0.3, true);
+    const at::Tensor h = torch::dropout(
+        torch::gelu(wide[index]->as<torch::nn::Linear>()->forward(mixed)), 0.3, true);
     ++calls;
     return narrow[index]->as<torch::nn::Linear>()->forward(h) + torch::sigmoid(x);
   }
   at::Tensor forward(at::Tensor x) {
     for (int i = 0; i < 3; ++i) {
       if (checkpoints) {
-        x = x + hvd::checkpoint([this](const at::Tensor& input, int number) { return block(input, number); }, x, i);
+        x = x +
+            hvd::checkpoint(
+                [this](const at::Tensor& input, int number) { return block(input, number); }, x, i);
       } else {
         x = x + block(x, i);
       }
@@ -63,7 +67,9 @@ void check_same_gradients(const torch::nn::Module& a, const torch::nn::Module& b
   for (std::size_t i = 0; i < left.size(); ++i) CHECK(same(left[i].grad(), right[i].grad()));
 }
 
-TEST_CASE("checkpoint: gradients, and random numbers before and after, are bit for bit those without it") {
+TEST_CASE(
+    "checkpoint: gradients, and random numbers before and after, are bit for bit those without "
+    "it") {
   BlockNet with(true), without(false);
   for (int step = 0; step < 3; ++step) {
     const at::Tensor mine = with.loss(hvd::rank(), step);
@@ -87,7 +93,8 @@ TEST_CASE("checkpoint: a function that is called again is left when all is there
   const at::Tensor bias = data({4}, kFloat, 0, 2).requires_grad_();
   const at::Tensor x = data({3, 4}, kFloat, hvd::rank());
   const auto part = [&](const at::Tensor& input) {
-    const at::Tensor result = torch::tanh(input.matmul(weight)).matmul(weight) + bias;  // of which autograd keeps nothing
+    // of which autograd keeps nothing
+    const at::Tensor result = torch::tanh(input.matmul(weight)).matmul(weight) + bias;
     ++finished;
     return result;
   };
@@ -95,12 +102,17 @@ TEST_CASE("checkpoint: a function that is called again is left when all is there
   CHECK(finished == 1);
   const at::Tensor gradient = weight.grad().clone();
   weight.mutable_grad().reset();
-  hvd::checkpoint([&](const at::Tensor& input) noexcept { return part(input); }, x).sum().backward();  // nothing may leave that
+  // nothing may leave that
+  hvd::checkpoint([&](const at::Tensor& input) noexcept { return part(input); }, x)
+      .sum()
+      .backward();
   CHECK(finished == 3);
   CHECK(same(weight.grad(), gradient));
 }
 
-TEST_CASE("checkpoint with a DistributedOptimizer: reduced once for each parameter, the same parameters bit for bit") {
+TEST_CASE(
+    "checkpoint with a DistributedOptimizer: reduced once for each parameter, the same parameters "
+    "bit for bit") {
   for (const bool shard : {false, true}) {
     for (const int passes : {1, 2}) {
       CAPTURE(shard);
@@ -109,7 +121,9 @@ TEST_CASE("checkpoint with a DistributedOptimizer: reduced once for each paramet
       std::uint64_t submitted[2] = {0, 0};
       for (BlockNet* const net : {&with, &without}) {
         SGD sgd(net->parameters(), SGDOptions(0.1).momentum(0.9));
-        DistributedOptimizer optimizer(sgd, net->named_parameters(), {.backward_passes_per_step = passes, .shard_optimizer_state = shard});
+        DistributedOptimizer optimizer(
+            sgd, net->named_parameters(),
+            {.backward_passes_per_step = passes, .shard_optimizer_state = shard});
         for (int step = 0; step < 3; ++step) {
           const auto before = hvd::stats().tensors_submitted;
           step_together(*net, optimizer, step, passes);
@@ -138,11 +152,14 @@ TEST_CASE("checkpoint with DistributedDataParallel: hooks are called as without 
     auto& all = gradients.emplace_back();
     for (const auto& parameter : net->parameters()) all.push_back(parameter.grad().clone());
   }
-  for (std::size_t i = 0; i < gradients[0].size(); ++i) CHECK(same(gradients[0][i], gradients[1][i]));
+  for (std::size_t i = 0; i < gradients[0].size(); ++i)
+    CHECK(same(gradients[0][i], gradients[1][i]));
   CHECK(same_on_all_ranks(gradients[0][0]));
 }
 
-TEST_CASE("checkpoint within checkpoint: gradients are the same, and each part is computed again from the one around it") {
+TEST_CASE(
+    "checkpoint within checkpoint: gradients are the same, and each part is computed again from "
+    "the one around it") {
   std::vector<at::Tensor> gradients[2];
   int calls = 0;
   for (const bool checkpoints : {true, false}) {
@@ -154,7 +171,8 @@ TEST_CASE("checkpoint within checkpoint: gradients are the same, and each part i
     const at::Tensor x = (data({5, 8}, kFloat, hvd::rank()) * 0.3).requires_grad_();
     const at::Tensor all = maybe(
         [&](const at::Tensor& outer) {
-          const at::Tensor a = maybe([&](const at::Tensor& h) { return net.block(h, 0) * h; }, outer);
+          const at::Tensor a =
+              maybe([&](const at::Tensor& h) { return net.block(h, 0) * h; }, outer);
           const auto inner = [&](const at::Tensor& h, const at::Tensor& g) {
             return maybe([&net](const at::Tensor& f) { return net.block(f, 1); }, h + g);
           };
@@ -169,7 +187,8 @@ TEST_CASE("checkpoint within checkpoint: gradients are the same, and each part i
     if (checkpoints) calls = net.calls;
   }
   REQUIRE(gradients[0].size() == gradients[1].size());
-  for (std::size_t i = 0; i < gradients[0].size(); ++i) CHECK(same(gradients[0][i], gradients[1][i]));
+  for (std::size_t i = 0; i < gradients[0].size(); ++i)
+    CHECK(same(gradients[0][i], gradients[1][i]));
   CHECK(calls > 4);
 }
 
@@ -179,38 +198,50 @@ struct Results {
 };
 
 TEST_CASE("checkpoint takes and returns what a function does") {
-  const at::Tensor x = data({3}, kDouble, 0).requires_grad_(), y = data({3}, kDouble, 1), index = torch::tensor({2, 0, 1});
+  const at::Tensor x = data({3}, kDouble, 0).requires_grad_(), y = data({3}, kDouble, 1),
+                   index = torch::tensor({2, 0, 1});
   const auto expect = [&](const at::Tensor& result, const at::Tensor& plain) {
-    const auto mine = torch::autograd::grad({result}, {x}), theirs = torch::autograd::grad({plain}, {x});
+    const auto mine = torch::autograd::grad({result}, {x}),
+               theirs = torch::autograd::grad({plain}, {x});
     CHECK(same(mine[0], theirs[0]));
   };
-  const auto part = [](const at::Tensor& a, const at::Tensor& none, const std::string& text, const at::Tensor& places, double factor) {
+  const auto part = [](const at::Tensor& a, const at::Tensor& none, const std::string& text,
+                       const at::Tensor& places, double factor) {
     const at::Tensor b = a.exp().index_select(0, places) * factor;
     return (none.defined() ? none : b.sin()).sum() * static_cast<double>(text.size());
   };
-  expect(hvd::checkpoint(part, x * 2, at::Tensor(), "four", index, 0.3), part(x * 2, {}, "four", index, 0.3));
+  expect(hvd::checkpoint(part, x * 2, at::Tensor(), "four", index, 0.3),
+         part(x * 2, {}, "four", index, 0.3));
 
-  const auto of_vector = [&](std::vector<at::Tensor> all, std::optional<at::Tensor> more, const std::pair<at::Tensor, int>& pair) {
+  const auto of_vector = [&](std::vector<at::Tensor> all, std::optional<at::Tensor> more,
+                             const std::pair<at::Tensor, int>& pair) {
     all.push_back(more ? *more : pair.first);
-    return Results{(all[0].exp() * all[1]).sum(), {(all[2].cos() * pair.first.sin() * pair.second).sum()}};
+    return Results{(all[0].exp() * all[1]).sum(),
+                   {(all[2].cos() * pair.first.sin() * pair.second).sum()}};
   };
   const std::vector<at::Tensor> two{x * 1, y};
   for (const bool more : {true, false}) {
     const std::optional<at::Tensor> third = more ? std::optional<at::Tensor>(x * 3) : std::nullopt;
-    const Results mine = hvd::checkpoint(of_vector, two, third, std::pair(x * 5, 2)), plain = of_vector(two, third, {x * 5, 2});
+    const Results mine = hvd::checkpoint(of_vector, two, third, std::pair(x * 5, 2)),
+                  plain = of_vector(two, third, {x * 5, 2});
     expect(mine.first + mine.rest[0], plain.first + plain.rest[0]);
   }
-  const auto [a, b] = hvd::checkpoint([](const at::Tensor& h) { return std::tuple(h.exp().sum(), h.sin().sum()); }, x * 1);
+  const auto [a, b] = hvd::checkpoint(
+      [](const at::Tensor& h) { return std::tuple(h.exp().sum(), h.sin().sum()); }, x * 1);
   expect(a * b, x.exp().sum() * x.sin().sum());
 
   auto only = std::make_unique<double>(0.7);  // a function that can only be moved
-  expect(hvd::checkpoint([factor = std::move(only)](const at::Tensor& h) { return (h.exp() * *factor).sum(); }, x * 1),
+  expect(hvd::checkpoint(
+             [factor = std::move(only)](const at::Tensor& h) { return (h.exp() * *factor).sum(); },
+             x * 1),
          (x.exp() * 0.7).sum());
   torch::nn::Linear linear(torch::nn::LinearOptions(3, 3).bias(false));
   linear->to(kDouble);
   torch::nn::Sequential sequential(linear, torch::nn::Tanh());
   expect(hvd::checkpoint(sequential, x * 1).sum(), sequential->forward(x * 1).sum());
-  expect(hvd::checkpoint([](torch::nn::Linear& layer, const at::Tensor& h) { return layer(h).exp().sum(); }, std::ref(linear), x * 1),
+  expect(hvd::checkpoint(
+             [](torch::nn::Linear& layer, const at::Tensor& h) { return layer(h).exp().sum(); },
+             std::ref(linear), x * 1),
          linear(x * 1).exp().sum());
   at::Tensor result;
   hvd::checkpoint([&](const at::Tensor& h) { result = h.exp().sum(); }, x * 1);  // returns nothing
@@ -257,14 +288,20 @@ TEST_CASE("checkpoint without gradients is a plain call") {
 TEST_CASE("checkpoint: what is computed on the way is freed, and what is computed again too") {
   using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
   std::vector<Weak> all;
-  const auto alive = [&] { return std::count_if(all.begin(), all.end(), [](const Weak& storage) { return !storage.expired(); }); };
+  const auto alive = [&] {
+    return std::count_if(all.begin(), all.end(),
+                         [](const Weak& storage) { return !storage.expired(); });
+  };
   const auto note = [&](at::Tensor tensor) {
     all.emplace_back(tensor.storage().getWeakStorageImpl());
     return tensor;
   };
   const at::Tensor x = data({64}, kDouble, 0).requires_grad_();
-  const auto part = [&](const at::Tensor& h) { return note(note(note(h.exp()).sin()).tanh()).mul(2); };
-  at::Tensor y = hvd::checkpoint([&](const at::Tensor& h) { return hvd::checkpoint(part, hvd::checkpoint(part, h)); }, x * 1);
+  const auto part = [&](const at::Tensor& h) {
+    return note(note(note(h.exp()).sin()).tanh()).mul(2);
+  };
+  at::Tensor y = hvd::checkpoint(
+      [&](const at::Tensor& h) { return hvd::checkpoint(part, hvd::checkpoint(part, h)); }, x * 1);
   CHECK(all.size() == 6);
   CHECK(alive() == 0);
   y.sum().backward({}, /*retain_graph=*/true);
@@ -299,8 +336,13 @@ TEST_CASE("checkpoint: what is computed again does not outlive a backward pass t
     });
     return note(middle.sin()).tanh().mul(2);
   };
-  const at::Tensor y = hvd::checkpoint([&](const at::Tensor& h) { return hvd::checkpoint(part, hvd::checkpoint(part, h)); }, x * 1).sum();
-  for (int i = 0; i < 2; ++i) CHECK_THROWS_AS(y.backward({}, /*retain_graph=*/true), std::out_of_range);
+  const at::Tensor y =
+      hvd::checkpoint(
+          [&](const at::Tensor& h) { return hvd::checkpoint(part, hvd::checkpoint(part, h)); },
+          x * 1)
+          .sum();
+  for (int i = 0; i < 2; ++i)
+    CHECK_THROWS_AS(y.backward({}, /*retain_graph=*/true), std::out_of_range);
   CHECK(all.size() > 6);
   CHECK(std::all_of(all.begin(), all.end(), [](const Weak& storage) { return storage.expired(); }));
   fails = false;
@@ -312,34 +354,49 @@ TEST_CASE("checkpoint: what is computed again does not outlive a backward pass t
 }
 
 TEST_CASE("checkpoint: backward for some inputs only, twice, and to be differentiated") {
-  const at::Tensor x = data({4}, kDouble, 0).requires_grad_(), w = data({4}, kDouble, 1).requires_grad_();
+  const at::Tensor x = data({4}, kDouble, 0).requires_grad_(),
+                   w = data({4}, kDouble, 1).requires_grad_();
   const auto part = [&](const at::Tensor& h) { return (h.exp() * w.sin()).tanh() * w; };
-  const auto make = [&](bool checkpoints) { return (checkpoints ? hvd::checkpoint(part, x * 2) : part(x * 2)).sum(); };
+  const auto make = [&](bool checkpoints) {
+    return (checkpoints ? hvd::checkpoint(part, x * 2) : part(x * 2)).sum();
+  };
   const at::Tensor mine = make(true), plain = make(false);
   for (const at::Tensor& input : {w, x, w})
-    CHECK(same(torch::autograd::grad({mine}, {input}, {}, true)[0], torch::autograd::grad({plain}, {input}, {}, true)[0]));
+    CHECK(same(torch::autograd::grad({mine}, {input}, {}, true)[0],
+               torch::autograd::grad({plain}, {input}, {}, true)[0]));
   const auto second = [&](const at::Tensor& result) {
-    const at::Tensor first = torch::autograd::grad({result}, {x}, {}, true, /*create_graph=*/true)[0];
+    const at::Tensor first =
+        torch::autograd::grad({result}, {x}, {}, true, /*create_graph=*/true)[0];
     return torch::autograd::grad({first.square().sum()}, {x, w});
   };
   const auto of_mine = second(make(true)), of_plain = second(make(false));
   for (std::size_t i = 0; i < 2; ++i) CHECK(same(of_mine[i], of_plain[i]));
   const auto penalised = [&](const at::Tensor& h) {  // a backward pass within the function
     const at::Tensor inner = h.detach().requires_grad_();
-    const at::Tensor slope = torch::autograd::grad({(inner.exp() * w).sum()}, {inner}, {}, true, true)[0];
+    const at::Tensor slope =
+        torch::autograd::grad({(inner.exp() * w).sum()}, {inner}, {}, true, true)[0];
     return (slope.square() * h.sin()).sum();
   };
-  CHECK(same(torch::autograd::grad({hvd::checkpoint(penalised, x * 1)}, {w})[0], torch::autograd::grad({penalised(x * 1)}, {w})[0]));
+  CHECK(same(torch::autograd::grad({hvd::checkpoint(penalised, x * 1)}, {w})[0],
+             torch::autograd::grad({penalised(x * 1)}, {w})[0]));
 }
 
-TEST_CASE("checkpoint: a backward pass within the function, the last that saves anything, again and again") {
-  const at::Tensor x = data({3}, kDouble, 0).requires_grad_(), w = data({3}, kDouble, 0, 1).requires_grad_();
-  const auto force = [&](const at::Tensor& h) { return torch::autograd::grad({(h.exp() * w).sum()}, {h}, {}, true, true)[0]; };
+TEST_CASE(
+    "checkpoint: a backward pass within the function, the last that saves anything, again and "
+    "again") {
+  const at::Tensor x = data({3}, kDouble, 0).requires_grad_(),
+                   w = data({3}, kDouble, 0, 1).requires_grad_();
+  const auto force = [&](const at::Tensor& h) {
+    return torch::autograd::grad({(h.exp() * w).sum()}, {h}, {}, true, true)[0];
+  };
   for (int i = 0; i < 100; ++i)
-    CHECK(same(torch::autograd::grad({hvd::checkpoint(force, x * 1).sum()}, {w})[0], torch::autograd::grad({force(x * 1).sum()}, {w})[0]));
+    CHECK(same(torch::autograd::grad({hvd::checkpoint(force, x * 1).sum()}, {w})[0],
+               torch::autograd::grad({force(x * 1).sum()}, {w})[0]));
 }
 
-TEST_CASE("checkpoint: what the function throws when it is called again comes out of backward, and all goes on afterwards") {
+TEST_CASE(
+    "checkpoint: what the function throws when it is called again comes out of backward, and all "
+    "goes on afterwards") {
   bool fails = false;
   const at::Tensor x = data({3}, kDouble, 0).requires_grad_();
   const auto part = [&](const at::Tensor& h) {
@@ -363,18 +420,25 @@ TEST_CASE("checkpoint: what the function throws when it is called again comes ou
   y.backward();
   torch::manual_seed(5);
   CHECK(same(x.grad(), x.detach().exp() * torch::rand({3}, kDouble)));
-  CHECK_THROWS_AS(hvd::checkpoint([](const at::Tensor& h) -> at::Tensor { throw std::out_of_range(std::to_string(h.size(0))); }, x),
+  CHECK_THROWS_AS(hvd::checkpoint(
+                      [](const at::Tensor& h) -> at::Tensor {
+                        throw std::out_of_range(std::to_string(h.size(0)));
+                      },
+                      x),
                   std::out_of_range);
   x.exp().sum().backward();  // saved as ever
 }
 
 TEST_CASE("checkpoint refuses what it cannot do again") {
-  const at::Tensor x = data({3}, kDouble, 0).requires_grad_(), w = data({3}, kDouble, 1).requires_grad_();
+  const at::Tensor x = data({3}, kDouble, 0).requires_grad_(),
+                   w = data({3}, kDouble, 1).requires_grad_();
   const auto change = [](const at::Tensor& tensor) {
     const torch::NoGradGuard no_gradient;
     tensor.add_(1);
   };
-  const auto said = [](const at::Tensor& y) { return error_of<hvd::InvalidArgument>([&] { y.backward(); }); };
+  const auto said = [](const at::Tensor& y) {
+    return error_of<hvd::InvalidArgument>([&] { y.backward(); });
+  };
   const auto part = [&](const at::Tensor& h) { return (h.exp() * w).sum(); };
   at::Tensor input = x * 1;
   at::Tensor y = hvd::checkpoint(part, input);
@@ -395,10 +459,13 @@ TEST_CASE("checkpoint refuses what it cannot do again") {
       x * 1);
   CHECK(contains(said(y), "has been changed in place"));
   int calls = 0;
-  y = hvd::checkpoint([&](const at::Tensor& h) { return (++calls == 1 ? h.exp().sin() : h.exp()).sum(); }, x * 1);
+  y = hvd::checkpoint(
+      [&](const at::Tensor& h) { return (++calls == 1 ? h.exp().sin() : h.exp()).sum(); }, x * 1);
   CHECK(contains(said(y), "saved 1 tensors for backward, and 2 before"));
   calls = 0;
-  y = hvd::checkpoint([&](const at::Tensor& h) { return (++calls == 1 ? h : h.slice(0, 0, 2)).exp().sum(); }, x * 1);
+  y = hvd::checkpoint(
+      [&](const at::Tensor& h) { return (++calls == 1 ? h : h.slice(0, 0, 2)).exp().sum(); },
+      x * 1);
   CHECK(contains(said(y), "was Double [3] and is float64 [2] now"));
 }
 
@@ -413,17 +480,22 @@ TEST_CASE("checkpoint under autocast: computed again in the same types, wherever
     }
     loss.backward();
     CHECK(!at::autocast::is_autocast_enabled(at::kCPU));
-    for (const auto& parameter : net.parameters()) gradients[checkpoints ? 0 : 1].push_back(parameter.grad());
+    for (const auto& parameter : net.parameters())
+      gradients[checkpoints ? 0 : 1].push_back(parameter.grad());
   }
-  for (std::size_t i = 0; i < gradients[0].size(); ++i) CHECK(same(gradients[0][i], gradients[1][i]));
+  for (std::size_t i = 0; i < gradients[0].size(); ++i)
+    CHECK(same(gradients[0][i], gradients[1][i]));
 }
 
 struct NormNet : torch::nn::Module {
   explicit NormNet(bool with_checkpoints) : checkpoints(with_checkpoints) {
     norm = register_module("norm", torch::nn::BatchNorm1d(6));
-    of_all = register_module("of_all", torch::nn::BatchNorm1d(torch::nn::BatchNormOptions(6).momentum(std::nullopt)));
+    of_all = register_module(
+        "of_all", torch::nn::BatchNorm1d(torch::nn::BatchNormOptions(6).momentum(std::nullopt)));
     together = register_module("together", hvd::SyncBatchNorm(6));
-    instance = register_module("instance", torch::nn::InstanceNorm1d(torch::nn::InstanceNorm1dOptions(6).track_running_stats(true)));
+    instance = register_module(
+        "instance",
+        torch::nn::InstanceNorm1d(torch::nn::InstanceNorm1dOptions(6).track_running_stats(true)));
   }
   at::Tensor part(const at::Tensor& x) {
     at::Tensor own = torch::ones({}, at::kLong);
@@ -432,7 +504,8 @@ struct NormNet : torch::nn::Module {
     return together(instance(norm(once).unsqueeze(2).expand({-1, -1, 3})).sum(2)) * x;
   }
   at::Tensor forward(const at::Tensor& x) {
-    return checkpoints ? hvd::checkpoint([this](const at::Tensor& h) { return part(h); }, x) : part(x);
+    return checkpoints ? hvd::checkpoint([this](const at::Tensor& h) { return part(h); }, x)
+                       : part(x);
   }
   bool checkpoints;
   torch::nn::BatchNorm1d norm{nullptr}, of_all{nullptr};

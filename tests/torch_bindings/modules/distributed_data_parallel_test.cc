@@ -1,4 +1,5 @@
-// DistributedDataParallel: gradients are the ranks' averages when backward() returns, whatever each rank has used.
+// DistributedDataParallel: gradients are the ranks' averages when backward() returns, whatever each
+// rank has used.
 #include <functional>
 #include <limits>
 #include <memory>
@@ -20,7 +21,8 @@ using torch::nn::Sequential;
 Sequential unlike_model(int variant = 0) {
   Sequential net(Linear(6, 8), torch::nn::Tanh(), Linear(8, 3));
   const torch::NoGradGuard no_gradient;
-  for (auto& parameter : net->parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.3);
+  for (auto& parameter : net->parameters())
+    parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.3);
   net->to(kDouble);
   return net;
 }
@@ -42,7 +44,8 @@ double gradients_differ(const std::vector<at::Tensor>& a, const std::vector<at::
   REQUIRE(a.size() == b.size());
   for (std::size_t i = 0; i < a.size(); ++i) {
     REQUIRE(a[i].grad().defined() == b[i].grad().defined());
-    if (a[i].grad().defined()) worst = std::max(worst, difference(a[i].grad().to(kDouble), b[i].grad()));
+    if (a[i].grad().defined())
+      worst = std::max(worst, difference(a[i].grad().to(kDouble), b[i].grad()));
   }
   return worst;
 }
@@ -52,9 +55,13 @@ TEST_CASE("DistributedDataParallel: p ranks train as one process, with the user'
     Sequential net = unlike_model(hvd::rank());  // different on each rank: the first one's counts
     Sequential alone = unlike_model();
     DistributedDataParallel ddp(net);
-    const auto make = [&](std::vector<at::Tensor> parameters) -> std::unique_ptr<torch::optim::Optimizer> {
-      if (adam) return std::make_unique<torch::optim::Adam>(std::move(parameters), torch::optim::AdamOptions(0.01));
-      return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(0.1).momentum(0.9));
+    const auto make =
+        [&](std::vector<at::Tensor> parameters) -> std::unique_ptr<torch::optim::Optimizer> {
+      if (adam)
+        return std::make_unique<torch::optim::Adam>(std::move(parameters),
+                                                    torch::optim::AdamOptions(0.01));
+      return std::make_unique<torch::optim::SGD>(std::move(parameters),
+                                                 torch::optim::SGDOptions(0.1).momentum(0.9));
     };
     const auto optimizer = make(ddp.parameters());
     const auto reference = make(alone->parameters());
@@ -74,7 +81,9 @@ TEST_CASE("DistributedDataParallel: p ranks train as one process, with the user'
   }
 }
 
-TEST_CASE("DistributedDataParallel: no_sync() adds up locally, and what counts is where forward was called") {
+TEST_CASE(
+    "DistributedDataParallel: no_sync() adds up locally, and what counts is where forward was "
+    "called") {
   Sequential net = unlike_model();
   Sequential alone = unlike_model();
   DistributedDataParallel ddp(net);
@@ -116,7 +125,9 @@ TEST_CASE("DistributedDataParallel: no_sync() adds up locally, and what counts i
   CHECK(gradients_differ(net->parameters(), alone->parameters()) < 1e-12);
 }
 
-TEST_CASE("DistributedDataParallel: several forward and backward passes, and evaluation, between two steps") {
+TEST_CASE(
+    "DistributedDataParallel: several forward and backward passes, and evaluation, between two "
+    "steps") {
   Sequential net = unlike_model();
   Sequential alone = unlike_model();
   DistributedDataParallel ddp(net);
@@ -142,12 +153,14 @@ TEST_CASE("DistributedDataParallel: several forward and backward passes, and eva
 /// One branch per rank; nobody uses the last.
 struct RankBranches : torch::nn::Module {
   RankBranches() {
-    for (int i = 0; i <= hvd::size(); ++i) branches.push_back(register_module("branch" + std::to_string(i), Linear(6, 3)));
+    for (int i = 0; i <= hvd::size(); ++i)
+      branches.push_back(register_module("branch" + std::to_string(i), Linear(6, 3)));
     common = register_module("common", Linear(6, 6));
     to(kDouble);
     int variant = 0;
     const torch::NoGradGuard no_gradient;
-    for (auto& parameter : parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++));
+    for (auto& parameter : parameters())
+      parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++));
   }
   at::Tensor forward(const at::Tensor& x, int branch, bool with_common) {
     return branches[static_cast<std::size_t>(branch)](with_common ? common(x) : x);
@@ -166,7 +179,8 @@ TEST_CASE("DistributedDataParallel: different branches on each rank") {
       alone->zero_grad();
       const auto of = [&](auto& module, int rank) {
         const int branch = (rank + step) % hvd::size();
-        return torch::mse_loss(module.forward(input(rank, step), branch, (rank + step) % 2 == 0), target(rank, step));
+        return torch::mse_loss(module.forward(input(rank, step), branch, (rank + step) % 2 == 0),
+                               target(rank, step));
       };
       of(ddp, hvd::rank()).backward();
       at::Tensor sum = torch::zeros({}, kDouble);
@@ -195,7 +209,9 @@ struct Counting : torch::nn::Module {
   Linear layer{nullptr};
 };
 
-TEST_CASE("DistributedDataParallel: buffers are the first rank's before each forward in training, if asked for") {
+TEST_CASE(
+    "DistributedDataParallel: buffers are the first rank's before each forward in training, if "
+    "asked for") {
   for (const bool broadcast : {true, false}) {
     const auto net = std::make_shared<Counting>();
     net->seen.fill_(10 * hvd::rank() + 5);
@@ -220,9 +236,11 @@ struct Recurrent : torch::nn::Module {
     to(kDouble);
     int variant = 0;
     const torch::NoGradGuard no_gradient;
-    for (auto& parameter : parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.5);
+    for (auto& parameter : parameters())
+      parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.5);
   }
-  std::pair<std::string, std::vector<std::tuple<at::Tensor, std::optional<at::Tensor>>>> forward(const at::Tensor& x) {
+  std::pair<std::string, std::vector<std::tuple<at::Tensor, std::optional<at::Tensor>>>> forward(
+      const at::Tensor& x) {
     const auto [output, state] = lstm(x.unsqueeze(1));
     return {"nested", {{output, std::get<0>(state)}}};
   }
@@ -235,7 +253,8 @@ TEST_CASE("DistributedDataParallel: nested outputs, of which ranks use different
   DistributedDataParallel<Recurrent> ddp(net);
   const auto of = [](auto& module, int rank) {
     const auto output = module.forward(input(rank, 0));
-    return rank % 2 == 0 ? std::get<0>(output.second[0]).square().sum() : std::get<1>(output.second[0])->sum();
+    return rank % 2 == 0 ? std::get<0>(output.second[0]).square().sum()
+                         : std::get<1>(output.second[0])->sum();
   };
   of(ddp, hvd::rank()).backward();
   at::Tensor sum = torch::zeros({}, kDouble);
@@ -253,25 +272,32 @@ TEST_CASE("DistributedDataParallel is a module: names, type, files, and what it 
   ddp.to(kFloat);
   CHECK((net->parameters().front().scalar_type() == kFloat));
   ddp.to(kDouble);
-  const auto shared = std::make_shared<DistributedDataParallel<torch::nn::SequentialImpl>>(unlike_model(3));
+  const auto shared =
+      std::make_shared<DistributedDataParallel<torch::nn::SequentialImpl>>(unlike_model(3));
   std::stringstream file;
   torch::save(shared, file);
-  const auto other = std::make_shared<DistributedDataParallel<torch::nn::SequentialImpl>>(unlike_model(5));
+  const auto other =
+      std::make_shared<DistributedDataParallel<torch::nn::SequentialImpl>>(unlike_model(5));
   torch::load(other, file);
   CHECK(torch::equal(other->parameters()[0], shared->parameters()[0]));
 
   Sequential frozen = unlike_model();
   for (auto& parameter : frozen->parameters()) parameter.set_requires_grad(false);
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { DistributedDataParallel wrong(frozen); }), "requires a gradient"));
-  CHECK(
-      contains(error_of<hvd::InvalidArgument>([&] { DistributedDataParallel wrong(net, {.gradient_predivide_factor = 0}); }), "predivide"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { DistributedDataParallel wrong(frozen); }),
+                 "requires a gradient"));
+  CHECK(contains(error_of<hvd::InvalidArgument>(
+                     [&] { DistributedDataParallel wrong(net, {.gradient_predivide_factor = 0}); }),
+                 "predivide"));
   if (hvd::size() > 1) {
     Sequential own(Linear(6, last() ? 4 : 3));
-    CHECK(contains(error_of<hvd::Mismatch>([&] { DistributedDataParallel wrong(own); }), "0.weight"));
+    CHECK(
+        contains(error_of<hvd::Mismatch>([&] { DistributedDataParallel wrong(own); }), "0.weight"));
   }
 }
 
-TEST_CASE("DistributedDataParallel and DistributedOptimizer: not around the same parameter, which would be reduced twice") {
+TEST_CASE(
+    "DistributedDataParallel and DistributedOptimizer: not around the same parameter, which would "
+    "be reduced twice") {
   using hvd::DistributedOptimizer;
   Sequential net = unlike_model();
   torch::optim::SGD sgd(net->parameters(), 0.1);
@@ -288,13 +314,16 @@ TEST_CASE("DistributedDataParallel and DistributedOptimizer: not around the same
   {
     DistributedDataParallel ddp(net);
     for (int attempt = 0; attempt < 2; ++attempt) {
-      const std::string text = refused([&] { DistributedOptimizer twice(sgd, net->named_parameters()); });
+      const std::string text =
+          refused([&] { DistributedOptimizer twice(sgd, net->named_parameters()); });
       CAPTURE(text);
       CHECK(contains(text, "'0.weight'"));
       CHECK(contains(text, "DistributedDataParallel"));
     }
     torch::optim::SGD of_last(net[2]->parameters(), 0.1);  // one of two layers
-    CHECK(contains(refused([&] { DistributedOptimizer twice(of_last, net[2]->named_parameters()); }), "'weight'"));
+    CHECK(
+        contains(refused([&] { DistributedOptimizer twice(of_last, net[2]->named_parameters()); }),
+                 "'weight'"));
     CHECK(contains(refused([&] { DistributedOptimizer twice(of_last); }), "'parameter.0.0'"));
     Sequential alone = unlike_model();  // and it reduces as before
     loss(ddp, hvd::rank(), 0).backward();
@@ -308,13 +337,15 @@ TEST_CASE("DistributedDataParallel and DistributedOptimizer: not around the same
     CAPTURE(text);
     CHECK(contains(text, "'0.weight'"));
     CHECK(contains(text, "DistributedOptimizer"));
-    const auto again = std::make_unique<DistributedOptimizer>(sgd, net->named_parameters());  // as one that takes the first one's place
+    // as one that takes the first one's place
+    const auto again = std::make_unique<DistributedOptimizer>(sgd, net->named_parameters());
     CHECK(contains(refused([&] { DistributedDataParallel twice(net); }), "'0.weight'"));
   }
   DistributedDataParallel<torch::nn::SequentialImpl>(net).zero_grad();
   check();
 
-  // What the wrapper leaves alone is free: other parameters, and those that were frozen when it was made.
+  // What the wrapper leaves alone is free: other parameters, and those that were frozen when it was
+  // made.
   net[2]->as<Linear>()->weight.set_requires_grad(false);
   net[2]->as<Linear>()->bias.set_requires_grad(false);
   const DistributedDataParallel of_first(net);
@@ -329,16 +360,20 @@ TEST_CASE("DistributedDataParallel and DistributedOptimizer: not around the same
   apart.step();
 }
 
-TEST_CASE("DistributedDataParallel: in a set of its own, with predivision, 16 bits and sparse gradients") {
-  const std::vector<int> ranks = hvd::size() > 2 ? std::vector<int>{1, hvd::size() - 1} : everyone();
+TEST_CASE(
+    "DistributedDataParallel: in a set of its own, with predivision, 16 bits and sparse "
+    "gradients") {
+  const std::vector<int> ranks =
+      hvd::size() > 2 ? std::vector<int>{1, hvd::size() - 1} : everyone();
   const auto set = hvd::add_process_set(ranks);
   if (set.included()) {
     for (const bool narrow : {false, true}) {
       Sequential net = unlike_model(hvd::rank());
       Sequential alone = unlike_model(ranks.front());
-      DistributedDataParallel ddp(net, {.compression = narrow ? hvd::Compression::bf16() : hvd::Compression::none(),
-                                        .gradient_predivide_factor = 4,
-                                        .process_set = set});
+      DistributedDataParallel ddp(
+          net, {.compression = narrow ? hvd::Compression::bf16() : hvd::Compression::none(),
+                .gradient_predivide_factor = 4,
+                .process_set = set});
       loss(ddp, hvd::rank(), 0).backward();
       at::Tensor sum = torch::zeros({}, kDouble);
       for (const int rank : ranks) sum = sum + loss(*alone, rank, 0);
@@ -352,7 +387,9 @@ TEST_CASE("DistributedDataParallel: in a set of its own, with predivision, 16 bi
 
   for (const bool dense : {false, true}) {
     torch::manual_seed(1);
-    const auto made = [] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(7, 3).sparse(true)); };
+    const auto made = [] {
+      return torch::nn::Embedding(torch::nn::EmbeddingOptions(7, 3).sparse(true));
+    };
     auto table = made();
     table->to(kDouble);
     DistributedDataParallel ddp(table, {.sparse_as_dense = dense});
@@ -373,17 +410,20 @@ TEST_CASE("DistributedDataParallel: in a set of its own, with predivision, 16 bi
   }
 }
 
-TEST_CASE("DistributedDataParallel: a backward pass that fails on one rank holds nobody up for good") {
+TEST_CASE(
+    "DistributedDataParallel: a backward pass that fails on one rank holds nobody up for good") {
   Sequential net = unlike_model();
   Sequential alone = unlike_model();
   DistributedDataParallel ddp(net);
-  // The last rank fails in the middle of backward; what the others wait for is sent with its next forward.
+  // The last rank fails in the middle of backward; what the others wait for is sent with its next
+  // forward.
   const at::Tensor value = loss(ddp, hvd::rank(), 0);
   if (last()) {
-    auto handle = net[0]->as<Linear>()->weight.register_hook([](const at::Tensor& gradient) -> at::Tensor {
-      throw std::runtime_error("the user's");
-      return gradient;
-    });
+    auto handle =
+        net[0]->as<Linear>()->weight.register_hook([](const at::Tensor& gradient) -> at::Tensor {
+          throw std::runtime_error("the user's");
+          return gradient;
+        });
     CHECK(contains(error_of<std::runtime_error>([&] { value.backward(); }), "the user's"));
     net[0]->as<Linear>()->weight.remove_hook(handle);
   } else {

@@ -1,4 +1,5 @@
-// SyncBatchNorm and convert_sync_batchnorm: against ordinary batch normalisation of the batches of all ranks together.
+// SyncBatchNorm and convert_sync_batchnorm: against ordinary batch normalisation of the batches of
+// all ranks together.
 #include <memory>
 #include <sstream>
 #include <string>
@@ -27,9 +28,12 @@ struct Batch {
   at::Tensor all;  ///< rows of all ranks
   std::int64_t begin = 0;
   std::int64_t end = 0;
-  [[nodiscard]] at::Tensor own(const at::Tensor& tensor) const { return tensor.slice(0, begin, end); }
+  [[nodiscard]] at::Tensor own(const at::Tensor& tensor) const {
+    return tensor.slice(0, begin, end);
+  }
 };
-Batch batch(int dimensions, const std::vector<std::int64_t>& counts, at::ScalarType type, std::uint64_t seed) {
+Batch batch(int dimensions, const std::vector<std::int64_t>& counts, at::ScalarType type,
+            std::uint64_t seed) {
   Batch made;
   std::int64_t total = 0;
   for (int rank = 0; rank < hvd::size(); ++rank) {
@@ -40,16 +44,19 @@ Batch batch(int dimensions, const std::vector<std::int64_t>& counts, at::ScalarT
   std::vector<std::int64_t> shape{total, kChannels};
   for (int i = 2; i < dimensions; ++i) shape.push_back(i + 1);
   torch::manual_seed(seed);
-  made.all = (torch::randn(shape, kDouble) * 3 + 10 * torch::arange(total).view(std::vector<std::int64_t>(1, total)).reshape([&] {
-               std::vector<std::int64_t> column(shape.size(), 1);
-               column[0] = total;
-               return column;
-             }()))
+  made.all = (torch::randn(shape, kDouble) * 3 +
+              10 * torch::arange(total).view(std::vector<std::int64_t>(1, total)).reshape([&] {
+                std::vector<std::int64_t> column(shape.size(), 1);
+                column[0] = total;
+                return column;
+              }()))
                  .to(type);  // ranks differ much in their means
   return made;
 }
 
-double largest(const at::Tensor& difference) { return difference.numel() == 0 ? 0 : difference.abs().max().item<double>(); }
+double largest(const at::Tensor& difference) {
+  return difference.numel() == 0 ? 0 : difference.abs().max().item<double>();
+}
 double distance(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined() && !b.defined()) return 0;
   REQUIRE(a.defined());
@@ -60,10 +67,12 @@ double distance(const at::Tensor& a, const at::Tensor& b) {
 }
 
 /// Ordinary batch normalisation in double, with the same tensors as `layer`.
-torch::nn::BatchNorm2d ordinary(const BatchNormOptions& options) { return torch::nn::BatchNorm2d(options); }
+torch::nn::BatchNorm2d ordinary(const BatchNormOptions& options) {
+  return torch::nn::BatchNorm2d(options);
+}
 at::Tensor apply(torch::nn::BatchNorm2d& layer, const at::Tensor& input) {
-  const at::Tensor four =
-      input.dim() == 2 ? input.view({input.size(0), input.size(1), 1, 1}) : input.reshape({input.size(0), input.size(1), -1, 1});
+  const at::Tensor four = input.dim() == 2 ? input.view({input.size(0), input.size(1), 1, 1})
+                                           : input.reshape({input.size(0), input.size(1), -1, 1});
   return layer->forward(four).view(input.sizes());
 }
 template <class Layer>
@@ -77,12 +86,15 @@ void start(Layer& layer, at::ScalarType type) {
 
 /// Some steps of `layer` on this rank's rows, and of ordinary normalisation on all of them.
 template <class Layer>
-double compare(Layer& layer, const BatchNormOptions& options, int dimensions, int way, at::ScalarType type) {
+double compare(Layer& layer, const BatchNormOptions& options, int dimensions, int way,
+               at::ScalarType type) {
   auto alone = ordinary(options);
   start(layer, type);
   start(alone, kDouble);
   double worst = 0;
-  const auto see = [&](const at::Tensor& a, const at::Tensor& b) { worst = std::max(worst, distance(a, b)); };
+  const auto see = [&](const at::Tensor& a, const at::Tensor& b) {
+    worst = std::max(worst, distance(a, b));
+  };
   for (std::uint64_t step = 0; step < 3; ++step) {
     const Batch inputs = batch(dimensions, rows(way), type, 10 + step);
     const at::Tensor slopes = batch(dimensions, rows(way), type, 20 + step).all.remainder(7) - 3;
@@ -104,7 +116,8 @@ double compare(Layer& layer, const BatchNormOptions& options, int dimensions, in
     if (options.track_running_stats()) {
       see(layer->running_mean, alone->running_mean);
       see(layer->running_var, alone->running_var);
-      CHECK(layer->num_batches_tracked.template item<std::int64_t>() == static_cast<std::int64_t>(step) + 1);
+      CHECK(layer->num_batches_tracked.template item<std::int64_t>() ==
+            static_cast<std::int64_t>(step) + 1);
       CHECK(same_on_all_ranks(layer->running_var));
     }
   }
@@ -128,8 +141,10 @@ TEST_CASE("SyncBatchNorm is batch normalisation of the whole batch") {
       CHECK(compare(layer, options, dimensions, way, kDouble) < 1e-12);
     }
     for (const auto& options :
-         {BatchNormOptions(kChannels).momentum(std::nullopt).eps(0.01), BatchNormOptions(kChannels).affine(false).momentum(0.3),
-          BatchNormOptions(kChannels).track_running_stats(false), BatchNormOptions(kChannels).affine(false).track_running_stats(false)}) {
+         {BatchNormOptions(kChannels).momentum(std::nullopt).eps(0.01),
+          BatchNormOptions(kChannels).affine(false).momentum(0.3),
+          BatchNormOptions(kChannels).track_running_stats(false),
+          BatchNormOptions(kChannels).affine(false).track_running_stats(false)}) {
       SyncBatchNorm layer(options);
       CHECK(compare(layer, options, 4, way, kDouble) < 1e-12);
     }
@@ -139,7 +154,9 @@ TEST_CASE("SyncBatchNorm is batch normalisation of the whole batch") {
   }
 }
 
-TEST_CASE("SyncBatchNorm of 16-bit inputs, with parameters in fp32 and in 16 bits, channels last, and under autocast") {
+TEST_CASE(
+    "SyncBatchNorm of 16-bit inputs, with parameters in fp32 and in 16 bits, channels last, and "
+    "under autocast") {
   const BatchNormOptions options(kChannels);
   for (const auto type : {kBFloat16, kHalf}) {
     SyncBatchNorm layer(options);
@@ -147,7 +164,8 @@ TEST_CASE("SyncBatchNorm of 16-bit inputs, with parameters in fp32 and in 16 bit
     SyncBatchNorm wide(options);
     auto alone = ordinary(options);
     const Batch inputs = batch(4, rows(1), type, 3);
-    const at::Tensor x = inputs.own(inputs.all).clone(at::MemoryFormat::ChannelsLast).requires_grad_();
+    const at::Tensor x =
+        inputs.own(inputs.all).clone(at::MemoryFormat::ChannelsLast).requires_grad_();
     const at::Tensor y = [&] {
       const hvd::AutocastGuard guard(at::kCPU, kBFloat16);
       return wide->forward(x);
@@ -169,12 +187,15 @@ TEST_CASE("SyncBatchNorm: a set of its own, one value per rank, and no value at 
     SyncBatchNorm layer(BatchNormOptions(2), pair);
     layer->to(kDouble);
     // One row on each of the two: ordinary normalisation would refuse it.
-    const at::Tensor y = layer->forward(torch::full({1, 2}, pair.rank() == 0 ? -3.0 : 5.0, kDouble));
+    const at::Tensor y =
+        layer->forward(torch::full({1, 2}, pair.rank() == 0 ? -3.0 : 5.0, kDouble));
     CHECK(y[0][0].item<double>() == doctest::Approx(pair.rank() == 0 ? -1 : 1).epsilon(1e-6));
     CHECK(layer->running_mean[0].item<double>() == doctest::Approx(0.1));
     CHECK(layer->running_var[0].item<double>() == doctest::Approx(0.9 + 0.1 * 32));
     CHECK(layer->process_set() == pair);
-    const std::string text = error_of<hvd::InvalidArgument>([&] { layer->forward(torch::ones({pair.rank(), 2}, kDouble)); });
+    const std::string text = error_of<hvd::InvalidArgument>([&] {
+      layer->forward(torch::ones({pair.rank(), 2}, kDouble));
+    });
     CHECK(contains(text, "one value per channel"));
     const at::Tensor none = torch::ones({0, 2}, kDouble).requires_grad_();
     const at::Tensor empty = layer->forward(none);
@@ -185,7 +206,8 @@ TEST_CASE("SyncBatchNorm: a set of its own, one value per rank, and no value at 
 }
 
 TEST_CASE("SyncBatchNorm: what is refused, how it is shown, copied and kept") {
-  if (hvd::size() == 1) CHECK_THROWS_AS(hvd::SyncBatchNorm(2)->forward(torch::ones({1, 2})), hvd::InvalidArgument);
+  if (hvd::size() == 1)
+    CHECK_THROWS_AS(hvd::SyncBatchNorm(2)->forward(torch::ones({1, 2})), hvd::InvalidArgument);
   SyncBatchNorm layer(BatchNormOptions(3).momentum(std::nullopt));
   const auto text = [&](std::vector<std::int64_t> shape) {
     return error_of<hvd::InvalidArgument>([&] { layer->forward(torch::ones(shape)); });
@@ -195,11 +217,14 @@ TEST_CASE("SyncBatchNorm: what is refused, how it is shown, copied and kept") {
   CHECK(contains(text({1, 3, 1, 1, 1, 1}), "[N, 3]"));
   std::ostringstream shown;
   shown << *layer;
-  CHECK(shown.str() == "hvd::SyncBatchNorm(3, eps=1e-05, momentum=None, affine=true, track_running_stats=true)");
+  CHECK(shown.str() ==
+        "hvd::SyncBatchNorm(3, eps=1e-05, momentum=None, affine=true, track_running_stats=true)");
   if (hvd::size() > 1) {
     const at::Tensor x = data({4, 3}, kFloat, hvd::rank()).requires_grad_();
     const at::Tensor y = layer->forward(x);
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { torch::autograd::grad({y.sum()}, {x}, {}, true, true); }), "differentiated twice"));
+    CHECK(contains(error_of<hvd::InvalidArgument>(
+                       [&] { torch::autograd::grad({y.sum()}, {x}, {}, true, true); }),
+                   "differentiated twice"));
   }
   const auto copy = std::dynamic_pointer_cast<hvd::SyncBatchNormImpl>(layer->clone());
   CHECK(torch::equal(copy->running_mean, layer->running_mean));
@@ -212,10 +237,13 @@ TEST_CASE("SyncBatchNorm: what is refused, how it is shown, copied and kept") {
   CHECK(torch::equal(other->running_mean, layer->running_mean));
 }
 
-/// Users' modules: typed members, members in containers, and a layer that cannot be told from others.
+/// Users' modules: typed members, members in containers, and a layer that cannot be told from
+/// others.
 struct Block : torch::nn::Module {
   Block()
-      : first(kChannels), inside(torch::nn::Conv2d(torch::nn::Conv2dOptions(kChannels, kChannels, 1)), torch::nn::BatchNorm2d(kChannels)) {
+      : first(kChannels),
+        inside(torch::nn::Conv2d(torch::nn::Conv2dOptions(kChannels, kChannels, 1)),
+               torch::nn::BatchNorm2d(kChannels)) {
     register_module("first", first);
     register_module("inside", inside);
   }
@@ -231,15 +259,17 @@ struct TypedNet : torch::nn::Module {
     any = torch::nn::AnyModule(volume);
     register_module("any", any.ptr());
     list = register_module("list", torch::nn::ModuleList(torch::nn::BatchNorm1d(kChannels)));
-    dictionary =
-        register_module("dictionary", torch::nn::ModuleDict(std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>{
-                                          {"norm", torch::nn::BatchNorm1d(kChannels).ptr()}}));
+    dictionary = register_module(
+        "dictionary", torch::nn::ModuleDict(
+                          std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>{
+                              {"norm", torch::nn::BatchNorm1d(kChannels).ptr()}}));
   }
   at::Tensor forward(const at::Tensor& input) {
     const at::Tensor x = blocks->forward(input);
     const at::Tensor y = any.forward(x.unsqueeze(2)).squeeze(2);
     const at::Tensor z = last(y.flatten(2));
-    const auto normalize = [](const std::shared_ptr<torch::nn::Module>& layer, const at::Tensor& what) {
+    const auto normalize = [](const std::shared_ptr<torch::nn::Module>& layer,
+                              const at::Tensor& what) {
       if (auto* const sync = layer->as<hvd::SyncBatchNorm>()) return sync->forward(what);
       return layer->as<torch::nn::BatchNorm1d>()->forward(what);
     };
@@ -281,14 +311,17 @@ TEST_CASE("convert_sync_batchnorm: a model with layers of every kind trains as o
     optimizer.zero_grad();
     alone->zero_grad();
     const at::Tensor target = inputs.all.flatten(2).remainder(3);
-    const at::Tensor here = torch::mse_loss(converted->forward(inputs.own(inputs.all)), inputs.own(target));
+    const at::Tensor here =
+        torch::mse_loss(converted->forward(inputs.own(inputs.all)), inputs.own(target));
     here.backward();
     torch::mse_loss(alone->forward(inputs.all), target).backward();
     optimizer.step();
     reference.step();
     for (const auto& parameter : net->named_parameters())
-      worst = std::max(worst, distance(parameter.value(), alone->named_parameters()[parameter.key()]));
-    for (const auto& buffer : net->named_buffers()) worst = std::max(worst, distance(buffer.value(), alone->named_buffers()[buffer.key()]));
+      worst =
+          std::max(worst, distance(parameter.value(), alone->named_parameters()[parameter.key()]));
+    for (const auto& buffer : net->named_buffers())
+      worst = std::max(worst, distance(buffer.value(), alone->named_buffers()[buffer.key()]));
   }
   CHECK(worst < 1e-12);
   net->eval();
@@ -304,7 +337,8 @@ TEST_CASE("convert_sync_batchnorm: a layer itself, holders, handles kept, and ot
   CHECK(converted.ptr() == itself.ptr());
   CHECK(compare(converted, options, 2, 1, kDouble) < 1e-12);
 
-  // A handle kept from a Sequential shares the tensors and is converted with it; so does a layer that stands there twice.
+  // A handle kept from a Sequential shares the tensors and is converted with it; so does a layer
+  // that stands there twice.
   torch::nn::BatchNorm2d kept(BatchNormOptions(kChannels).momentum(0.3));
   const at::Tensor weight = kept->weight;
   torch::nn::Sequential sequence(kept, torch::nn::ReLU(), kept);
@@ -348,7 +382,9 @@ TEST_CASE("convert_sync_batchnorm: ResNet-18, whose layers are typed members and
   CHECK(sync == 20);
   const at::Tensor images = torch::randn({2 * hvd::size(), 3, 32, 32}, kDouble);
   const at::Tensor labels = torch::arange(2 * hvd::size()).remainder(10);
-  const auto own = [](const at::Tensor& all) { return all.slice(0, 2 * hvd::rank(), 2 * hvd::rank() + 2); };
+  const auto own = [](const at::Tensor& all) {
+    return all.slice(0, 2 * hvd::rank(), 2 * hvd::rank() + 2);
+  };
   torch::optim::SGD sgd(net->parameters(), 0.01);
   hvd::DistributedOptimizer optimizer(sgd, net->named_parameters());
   const at::Tensor scores = net->forward(own(images));
@@ -358,18 +394,24 @@ TEST_CASE("convert_sync_batchnorm: ResNet-18, whose layers are typed members and
   torch::nn::functional::cross_entropy(expected, labels).backward();
   double worst = distance(scores, own(expected));
   for (const auto& parameter : net->named_parameters())
-    worst = std::max(worst, distance(parameter.value().grad(), alone->named_parameters()[parameter.key()].grad()));
-  for (const auto& buffer : net->named_buffers()) worst = std::max(worst, distance(buffer.value(), alone->named_buffers()[buffer.key()]));
+    worst = std::max(worst, distance(parameter.value().grad(),
+                                     alone->named_parameters()[parameter.key()].grad()));
+  for (const auto& buffer : net->named_buffers())
+    worst = std::max(worst, distance(buffer.value(), alone->named_buffers()[buffer.key()]));
   CHECK(worst < 1e-10);  // twenty layers deep
 }
 
 struct Nameless : torch::nn::Module {
   Nameless() {
-    good = register_module("good",
-                           torch::nn::Sequential(torch::nn::BatchNorm1d(2),
-                                                 torch::nn::BatchNorm1d(BatchNormOptions(2).affine(false).track_running_stats(false))));
+    good = register_module(
+        "good",
+        torch::nn::Sequential(
+            torch::nn::BatchNorm1d(2),
+            torch::nn::BatchNorm1d(BatchNormOptions(2).affine(false).track_running_stats(false))));
     inner = register_module("inner", std::make_shared<torch::nn::Module>("user's"));
-    bad = inner->register_module("bad", torch::nn::BatchNorm1d(BatchNormOptions(2).affine(false).track_running_stats(false)));
+    bad = inner->register_module(
+        "bad",
+        torch::nn::BatchNorm1d(BatchNormOptions(2).affine(false).track_running_stats(false)));
   }
   torch::nn::Sequential good{nullptr};
   std::shared_ptr<torch::nn::Module> inner;
@@ -378,13 +420,15 @@ struct Nameless : torch::nn::Module {
 
 TEST_CASE("convert_sync_batchnorm: where it would change nothing it says so, and changes nothing") {
   const auto net = std::make_shared<Nameless>();
-  const std::string text = error_of<hvd::InvalidArgument>([&] { hvd::convert_sync_batchnorm(net); });
+  const std::string text =
+      error_of<hvd::InvalidArgument>([&] { hvd::convert_sync_batchnorm(net); });
   CHECK(contains(text, "'inner.bad'"));
   CHECK(net->good->ptr(0)->as<SyncBatchNorm>() == nullptr);
   hvd::convert_sync_batchnorm(net->good);  // those can be replaced
   CHECK(net->good->ptr(1)->as<SyncBatchNorm>() != nullptr);
   torch::nn::BatchNorm1dImpl on_the_stack{BatchNormOptions(2)};
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::convert_sync_batchnorm(on_the_stack); }), "no shared_ptr owns"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::convert_sync_batchnorm(on_the_stack); }),
+                 "no shared_ptr owns"));
 }
 
 }  // namespace

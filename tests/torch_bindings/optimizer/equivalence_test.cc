@@ -1,4 +1,5 @@
-// N ranks equal one process, all ranks hold the same bits, and the fusion threshold changes nothing.
+// N ranks equal one process, all ranks hold the same bits, and the fusion threshold changes
+// nothing.
 #include <memory>
 
 #include "tests/torch_bindings/support.h"
@@ -15,13 +16,16 @@ constexpr std::int64_t kBatch = 4;
 
 Sequential mlp(at::ScalarType type) {
   torch::manual_seed(7);
-  Sequential net(torch::nn::Linear(12, 32), torch::nn::Tanh(), torch::nn::Linear(32, 32), torch::nn::ReLU(), torch::nn::Linear(32, 5));
+  Sequential net(torch::nn::Linear(12, 32), torch::nn::Tanh(), torch::nn::Linear(32, 32),
+                 torch::nn::ReLU(), torch::nn::Linear(32, 5));
   net->to(type);
   return net;
 }
 
 std::unique_ptr<Optimizer> make(const std::string& kind, Sequential& net) {
-  if (kind == "SGD") return std::make_unique<torch::optim::SGD>(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  if (kind == "SGD")
+    return std::make_unique<torch::optim::SGD>(net->parameters(),
+                                               torch::optim::SGDOptions(0.05).momentum(0.9));
   return std::make_unique<torch::optim::Adam>(net->parameters(), torch::optim::AdamOptions(0.01));
 }
 
@@ -29,15 +33,20 @@ std::unique_ptr<Optimizer> make(const std::string& kind, Sequential& net) {
 at::Tensor loss(Sequential& net, int first, int ranks, int step) {
   const auto type = net->parameters().front().scalar_type();
   torch::manual_seed(1000 + static_cast<std::uint64_t>(step));
-  const at::Tensor x = torch::randn({hvd::size() * kBatch, 12}, kDouble).to(type).slice(0, first * kBatch, (first + ranks) * kBatch);
-  const at::Tensor y = torch::randint(5, {hvd::size() * kBatch}, at::kLong).slice(0, first * kBatch, (first + ranks) * kBatch);
+  const at::Tensor x = torch::randn({hvd::size() * kBatch, 12}, kDouble)
+                           .to(type)
+                           .slice(0, first * kBatch, (first + ranks) * kBatch);
+  const at::Tensor y = torch::randint(5, {hvd::size() * kBatch}, at::kLong)
+                           .slice(0, first * kBatch, (first + ranks) * kBatch);
   return torch::nn::functional::cross_entropy(net->forward(x), y);
 }
 
-at::Tensor train_together(const std::string& kind, at::ScalarType type, hvd::DistributedOptimizerOptions options = {}, bool look = true) {
+at::Tensor train_together(const std::string& kind, at::ScalarType type,
+                          hvd::DistributedOptimizerOptions options = {}, bool look = true) {
   Sequential net = mlp(type);
   if (hvd::rank() != 0)
-    for (auto& parameter : net->parameters()) parameter.detach().add_(1);  // only the root's start counts
+    // only the root's start counts
+    for (auto& parameter : net->parameters()) parameter.detach().add_(1);
   hvd::broadcast_parameters(*net, 0);
   const auto wrapped = make(kind, net);
   hvd::DistributedOptimizer optimizer(*wrapped, net->named_parameters(), std::move(options));
@@ -80,7 +89,8 @@ TEST_CASE("bitwise the same from run to run, with any fusion threshold and any g
     const at::Tensor first = train_together(kind, kFloat);
     CHECK(same(train_together(kind, kFloat, {}, false), first));
     CHECK(same(train_together(kind, kFloat, {.groups = 3}, false), first));
-    for (const std::uint64_t threshold : {std::uint64_t{0}, std::uint64_t{1} << 20, std::uint64_t{128} << 20}) {
+    for (const std::uint64_t threshold :
+         {std::uint64_t{0}, std::uint64_t{1} << 20, std::uint64_t{128} << 20}) {
       CAPTURE(threshold);
       hvd::Config config;
       config.fusion_threshold_bytes = threshold;

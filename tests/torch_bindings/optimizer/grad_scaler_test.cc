@@ -1,4 +1,5 @@
-// Mixed precision: GradScaler (its scale against PyTorch's own is tests/system/scripts/grad_scaler.sh) and AutocastGuard.
+// Mixed precision: GradScaler (its scale against PyTorch's own is
+// tests/system/scripts/grad_scaler.sh) and AutocastGuard.
 #include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 
@@ -25,26 +26,32 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 /// Of all ranks, by one process.
 at::Tensor global_small_loss(Sequential& net, int step) {
   at::Tensor sum;
-  for (const int rank : everyone()) sum = sum.defined() ? sum + small_loss(net, rank, step) : small_loss(net, rank, step);
+  for (const int rank : everyone())
+    sum = sum.defined() ? sum + small_loss(net, rank, step) : small_loss(net, rank, step);
   return sum / hvd::size();
 }
 
 double parameters_differ(const Sequential& a, const Sequential& b) {
   return (flat(a).to(kDouble) - flat(b).to(kDouble)).abs().max().item<double>();
 }
-SGD sgd(Sequential& net, double rate = 0.1) { return SGD(net->parameters(), SGDOptions(rate).momentum(0.9)); }
+SGD sgd(Sequential& net, double rate = 0.1) {
+  return SGD(net->parameters(), SGDOptions(rate).momentum(0.9));
+}
 
 /// Not finite on one rank only.
 at::Tensor spoilt(const at::Tensor& value, bool here) { return here ? value * kInfinity : value; }
 
-TEST_CASE("GradScaler: p ranks train as one process; an overflow on one rank is a step that nobody makes") {
+TEST_CASE(
+    "GradScaler: p ranks train as one process; an overflow on one rank is a step that nobody "
+    "makes") {
   for (const int accumulate : {1, 2}) {
     CAPTURE(accumulate);
     Sequential net = small_model();
     Sequential alone = small_model();
     SGD wrapped = sgd(net);
     SGD reference = sgd(alone);
-    DistributedOptimizer optimizer(wrapped, net->named_parameters(), {.backward_passes_per_step = accumulate});
+    DistributedOptimizer optimizer(wrapped, net->named_parameters(),
+                                   {.backward_passes_per_step = accumulate});
     GradScaler scaler({.init_scale = 1024, .growth_interval = 3});
     for (int step = 0; step < 8; ++step) {
       CAPTURE(step);
@@ -53,7 +60,8 @@ TEST_CASE("GradScaler: p ranks train as one process; an overflow on one rank is 
       alone->zero_grad();
       for (int pass = 0; pass < accumulate; ++pass) {
         const int batch = step * accumulate + pass;
-        scaler.scale(spoilt(small_loss(net, hvd::rank(), batch), bad && last() && pass == 0)).backward();
+        scaler.scale(spoilt(small_loss(net, hvd::rank(), batch), bad && last() && pass == 0))
+            .backward();
         global_small_loss(alone, batch).backward();
       }
       if (step % 2 == 0) {
@@ -92,12 +100,15 @@ TEST_CASE("GradScaler: a step that is left out, of an optimizer that remembers n
   }
 }
 
-TEST_CASE("GradScaler: what overflows in a compressed reduction is a step left out, until the scale fits") {
+TEST_CASE(
+    "GradScaler: what overflows in a compressed reduction is a step left out, until the scale "
+    "fits") {
   Sequential net = small_model(kFloat);
   Sequential alone = small_model(kFloat);
   SGD wrapped = sgd(net);
   SGD reference = sgd(alone);
-  DistributedOptimizer optimizer(wrapped, net->named_parameters(), {.compression = hvd::Compression::fp16()});
+  DistributedOptimizer optimizer(wrapped, net->named_parameters(),
+                                 {.compression = hvd::Compression::fp16()});
   const double start = std::pow(2.0, 21);
   GradScaler scaler({.init_scale = start});
   int left_out = 0;
@@ -151,10 +162,13 @@ TEST_CASE("GradScaler: ranks on different branches, and one without any gradient
   GradScaler scaler({.init_scale = 8});
   Sequential alone = small_model();
   SGD reference(alone->parameters(), SGDOptions(0.1));
-  // A step left out, then one to which only the last rank contributes: the others must still take part in its reduction.
+  // A step left out, then one to which only the last rank contributes: the others must still take
+  // part in its reduction.
   for (const bool bad : {true, false}) {
     optimizer.zero_grad();
-    if (bad || last()) scaler.scale(spoilt(small_loss(last() ? second : first, hvd::rank(), 0), bad && last())).backward();
+    if (bad || last())
+      scaler.scale(spoilt(small_loss(last() ? second : first, hvd::rank(), 0), bad && last()))
+          .backward();
     scaler.step(optimizer);
     scaler.update();
   }
@@ -166,7 +180,9 @@ TEST_CASE("GradScaler: ranks on different branches, and one without any gradient
   CHECK(same_on_all_ranks(flat(second)));
 }
 
-TEST_CASE("GradScaler: the device is asked once in a step, overflow or not, and the scale is known without it") {
+TEST_CASE(
+    "GradScaler: the device is asked once in a step, overflow or not, and the scale is known "
+    "without it") {
   Sequential net = small_model(kFloat);
   SGD optimizer = sgd(net);
   for (const bool agree : {true, false}) {
@@ -176,10 +192,11 @@ TEST_CASE("GradScaler: the device is asked once in a step, overflow or not, and 
       net->zero_grad();
       thread_local int questions;  // "item", which waits for a GPU
       questions = 0;
-      const auto counter = at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& operation) {
-        if (std::string_view(operation.name()) == "aten::item") ++questions;
-        return std::unique_ptr<at::ObserverContext>();
-      }));
+      const auto counter = at::addThreadLocalCallback(
+          at::RecordFunctionCallback([](const at::RecordFunction& operation) {
+            if (std::string_view(operation.name()) == "aten::item") ++questions;
+            return std::unique_ptr<at::ObserverContext>();
+          }));
       scaler.scale(spoilt(small_loss(net, hvd::rank(), step), step == 2)).backward();
       const int before = questions;  // the model's own
       if (step % 2 == 0) scaler.unscale_(optimizer);
@@ -207,15 +224,19 @@ TEST_CASE("GradScaler: what PyTorch refuses is refused") {
   CHECK(contains(error_of<Wrong>([&] { scaler.update(); }), "without an unscale_() or step()"));
   scaler.unscale_(optimizer);
   CHECK(contains(error_of<Wrong>([&] { scaler.unscale_(optimizer); }), "already been called"));
-  CHECK(contains(error_of<Wrong>([&] { scaler.step(optimizer, [] { return at::Tensor(); }); }), "closure"));
+  CHECK(contains(error_of<Wrong>([&] { scaler.step(optimizer, [] { return at::Tensor(); }); }),
+                 "closure"));
   scaler.step(optimizer);
   CHECK(contains(error_of<Wrong>([&] { scaler.step(optimizer); }), "already been called"));
   CHECK(contains(error_of<Wrong>([&] { scaler.unscale_(optimizer); }), "after step()"));
   scaler.update();
   optimizer.zero_grad();
-  CHECK(contains(error_of<Wrong>([&] { scaler.step(optimizer); }), "no parameter of the optimizer has a gradient"));
-  CHECK(contains(error_of<Wrong>([] { GradScaler bad({.growth_factor = 1}); }), "growth_factor is 1"));
-  CHECK(contains(error_of<Wrong>([] { GradScaler bad({.backoff_factor = 1}); }), "backoff_factor is 1"));
+  CHECK(contains(error_of<Wrong>([&] { scaler.step(optimizer); }),
+                 "no parameter of the optimizer has a gradient"));
+  CHECK(contains(error_of<Wrong>([] { GradScaler bad({.growth_factor = 1}); }),
+                 "growth_factor is 1"));
+  CHECK(contains(error_of<Wrong>([] { GradScaler bad({.backoff_factor = 1}); }),
+                 "backoff_factor is 1"));
 
   Sequential half = small_model(kHalf);
   SGD other = sgd(half);
@@ -239,7 +260,8 @@ TEST_CASE("GradScaler: off, its state, and several losses and optimizers at once
   off.update();
   CHECK(evaluations == 1);
   CHECK(returned.is_same(value));
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { GradScaler().load_state(off.state()); }), "not enabled"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { GradScaler().load_state(off.state()); }),
+                 "not enabled"));
 
   GradScaler scaler({.init_scale = 32, .growth_interval = 3});
   Sequential second = small_model(kFloat);
@@ -247,7 +269,8 @@ TEST_CASE("GradScaler: off, its state, and several losses and optimizers at once
   const auto together = [&](GradScaler& with) {
     optimizer.zero_grad();
     other.zero_grad();
-    const auto losses = with.scale(std::vector<at::Tensor>{small_loss(net, hvd::rank(), 1), small_loss(second, hvd::rank(), 2)});
+    const auto losses = with.scale(std::vector<at::Tensor>{small_loss(net, hvd::rank(), 1),
+                                                           small_loss(second, hvd::rank(), 2)});
     (losses[0] + losses[1]).backward();
     with.unscale_(other);
     with.step(optimizer);
@@ -293,16 +316,21 @@ TEST_CASE("AutocastGuard: products in 16 bits, guards nest, and what was comes b
     }
     CHECK((type() == kBFloat16));
     CHECK((get_autocast_dtype(at::kCPU) == kBFloat16));
-    const std::string text = error_of<hvd::InvalidArgument>([] { const AutocastGuard wrong(at::kCPU, kDouble); });
+    const std::string text =
+        error_of<hvd::InvalidArgument>([] { const AutocastGuard wrong(at::kCPU, kDouble); });
     CHECK(contains(text, "must be bf16 or fp16"));
-    CHECK(contains(error_of<hvd::InvalidArgument>([] { const AutocastGuard wrong(at::kMeta, kHalf); }), "there is none for"));
+    CHECK(contains(
+        error_of<hvd::InvalidArgument>([] { const AutocastGuard wrong(at::kMeta, kHalf); }),
+        "there is none for"));
   }
   CHECK((type() == kFloat));
   CHECK_FALSE(is_autocast_enabled(at::kCPU));
   CHECK((get_autocast_dtype(at::kCPU) == type_before));
 }
 
-TEST_CASE("AutocastGuard: kept copies of parameters end with the outermost guard, also when it ends by an exception") {
+TEST_CASE(
+    "AutocastGuard: kept copies of parameters end with the outermost guard, also when it ends by "
+    "an exception") {
   Sequential net = small_model(kFloat);
   const at::Tensor x = data({5, 6}, kFloat, hvd::rank());
   const auto forward = [&] {
@@ -328,7 +356,8 @@ TEST_CASE("AutocastGuard: kept copies of parameters end with the outermost guard
 TEST_CASE("bf16 autocast, loss scaling and reduction together learn on all ranks alike") {
   Sequential net = small_model(kFloat);
   SGD wrapped = sgd(net, 0.02);
-  DistributedOptimizer optimizer(wrapped, net->named_parameters(), {.compression = hvd::Compression::bf16()});
+  DistributedOptimizer optimizer(wrapped, net->named_parameters(),
+                                 {.compression = hvd::Compression::bf16()});
   GradScaler scaler({.init_scale = 256});
   double start = 0;
   double end = 0;

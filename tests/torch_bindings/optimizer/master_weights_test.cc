@@ -20,7 +20,8 @@ using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
 using torch::optim::SGD, torch::optim::SGDOptions, torch::optim::Adam, torch::optim::AdamOptions;
 
-/// 16-bit layers around a batch norm in fp32; a parameter that is frozen and one that never gets a gradient.
+/// 16-bit layers around a batch norm in fp32; a parameter that is frozen and one that never gets a
+/// gradient.
 struct MixedNet : torch::nn::Module {
   explicit MixedNet(at::ScalarType narrow) : type(narrow) {
     in = register_module("in", torch::nn::Linear(6, 41));
@@ -33,10 +34,12 @@ struct MixedNet : torch::nn::Module {
     for (at::Tensor* const parameter : {&frozen, &unused}) parameter->set_data(parameter->to(type));
     const torch::NoGradGuard no_gradient;
     int variant = 0;
-    for (auto& parameter : parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.13);
+    for (auto& parameter : parameters())
+      parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.13);
   }
   at::Tensor loss(int rank, int step) {
-    const at::Tensor x = data({5, 6}, kDouble, rank, step).to(type), y = data({5, 3}, kDouble, rank, step + 1).to(kFloat);
+    const at::Tensor x = data({5, 6}, kDouble, rank, step).to(type),
+                     y = data({5, 3}, kDouble, rank, step + 1).to(kFloat);
     const at::Tensor h = torch::tanh(norm(in(x * frozen).to(kFloat))).to(type);
     return torch::mse_loss(out(h).to(kFloat), y);
   }
@@ -49,9 +52,11 @@ struct MixedNet : torch::nn::Module {
 /// What MasterWeights does, by hand: a model in 16 bits, its parameters in fp32 in an optimizer.
 template <class Net>
 struct ByHand {
-  ByHand(const NamedOptimizer& kind, at::ScalarType type) : net(make(type)), parameters(once(net->parameters())) {
+  ByHand(const NamedOptimizer& kind, at::ScalarType type)
+      : net(make(type)), parameters(once(net->parameters())) {
     for (const auto& parameter : parameters)
-      masters.push_back(parameter.detach().to(kFloat, false, true).requires_grad_(parameter.requires_grad()));
+      masters.push_back(
+          parameter.detach().to(kFloat, false, true).requires_grad_(parameter.requires_grad()));
     Parameters listed;  // as the network lists them: tied ones twice
     for (const auto& parameter : net->parameters())
       for (std::size_t i = 0; i < parameters.size(); ++i)
@@ -74,11 +79,13 @@ struct ByHand {
       (net->loss(rank, step) * scale).backward();
       for (std::size_t i = 0; i < parameters.size(); ++i) {
         there[i] = there[i] || parameters[i].grad().defined();
-        gradients[i].push_back(parameters[i].grad().defined() ? parameters[i].grad().clone() : torch::zeros_like(parameters[i]));
+        gradients[i].push_back(parameters[i].grad().defined() ? parameters[i].grad().clone()
+                                                              : torch::zeros_like(parameters[i]));
       }
     }
     for (std::size_t i = 0; i < parameters.size(); ++i)
-      masters[i].mutable_grad() = there[i] ? reduced(gradients[i], hvd::ReduceOp::Average).to(kFloat) : at::Tensor();
+      masters[i].mutable_grad() =
+          there[i] ? reduced(gradients[i], hvd::ReduceOp::Average).to(kFloat) : at::Tensor();
   }
   void apply() {
     optimizer->step();
@@ -106,7 +113,8 @@ bool same_masters(const MasterWeights& masters, const ByHand<Net>& hand, const N
   const Parameters mine = once(net.parameters());
   for (const auto& [parameter, master] : masters.masters())
     for (std::size_t i = 0; i < mine.size(); ++i)
-      if (mine[i].is_same(parameter) && !same(master.detach(), hand.masters[i].detach())) return false;
+      if (mine[i].is_same(parameter) && !same(master.detach(), hand.masters[i].detach()))
+        return false;
   return !masters.masters().empty();
 }
 
@@ -117,10 +125,11 @@ struct Run {
   Run(const NamedOptimizer& kind, at::ScalarType type, Way way, bool give_inner = false)
       : net(ByHand<Net>::make(type)), inner(kind.make(net->parameters())), masters(*inner) {
     if (way == Way::Local) return;
-    optimizer = std::make_unique<DistributedOptimizer>(give_inner ? *inner : static_cast<Optimizer&>(masters), net->named_parameters(),
-                                                       hvd::DistributedOptimizerOptions{.shard_optimizer_state = way == Way::Sharded,
-                                                                                        .shard_gradients = way == Way::SharedGradients,
-                                                                                        .share_parameters = way == Way::OneCopy});
+    optimizer = std::make_unique<DistributedOptimizer>(
+        give_inner ? *inner : static_cast<Optimizer&>(masters), net->named_parameters(),
+        hvd::DistributedOptimizerOptions{.shard_optimizer_state = way == Way::Sharded,
+                                         .shard_gradients = way == Way::SharedGradients,
+                                         .share_parameters = way == Way::OneCopy});
   }
   Optimizer& outer() { return optimizer ? static_cast<Optimizer&>(*optimizer) : masters; }
   void zero_grad() { optimizer ? optimizer->zero_grad() : masters.zero_grad(); }
@@ -166,7 +175,9 @@ TEST_CASE("MasterWeights with the gradients in shares steps as fp32 masters by h
   check_follows<MixedNet>(Way::SharedGradients);
   check_follows<TiedNet>(Way::SharedGradients);
 }
-TEST_CASE("MasterWeights with one copy of the parameters per host steps as fp32 masters by hand, bit for bit") {
+TEST_CASE(
+    "MasterWeights with one copy of the parameters per host steps as fp32 masters by hand, bit for "
+    "bit") {
   check_follows<MixedNet>(Way::OneCopy);
 }
 
@@ -203,7 +214,8 @@ TEST_CASE("MasterWeights with GradScaler and clipping: as by hand, on fp32 gradi
         run.zero_grad();
         const double scale = scaler.get_scale();
         const bool overflows = step == 3;
-        (scaler.scale(run.net->loss(hvd::rank(), step)) * (overflows && last() ? INFINITY : 1)).backward();
+        (scaler.scale(run.net->loss(hvd::rank(), step)) * (overflows && last() ? INFINITY : 1))
+            .backward();
         scaler.unscale_(run.outer());
         const double norm = hvd::clip_grad_norm_(*run.optimizer, 0.05);
         scaler.step(run.outer());
@@ -221,7 +233,8 @@ TEST_CASE("MasterWeights with GradScaler and clipping: as by hand, on fp32 gradi
             norms.push_back(torch::linalg_vector_norm(master.grad(), 2).to(kDouble));
           }
         const double by_hand = torch::linalg_vector_norm(torch::stack(norms), 2).item<double>();
-        CHECK(norm == doctest::Approx(by_hand).epsilon(way == Way::SharedGradients ? 1e-6 : 1e-9));  // the shares' norms are added up
+        // the shares' norms are added up
+        CHECK(norm == doctest::Approx(by_hand).epsilon(way == Way::SharedGradients ? 1e-6 : 1e-9));
         const double factor = 0.05 / (by_hand + 1e-6);
         for (auto& master : hand.masters)
           if (master.grad().defined() && factor < 1) master.mutable_grad().mul_(factor);
@@ -265,7 +278,8 @@ TEST_CASE("MasterWeights alone: scaler, clipping, closures, groups, schedulers")
   }
   CHECK(sgd.param_groups()[0].options().get_lr() == doctest::Approx(5e-5));
   const double expected = 1 - 101 * 1e-4 - 49 * 5e-5;
-  CHECK(masters.masters()[0].second[0][0].item<double>() == doctest::Approx(expected).epsilon(1e-5));
+  CHECK(masters.masters()[0].second[0][0].item<double>() ==
+        doctest::Approx(expected).epsilon(1e-5));
   CHECK(layer->weight[0][0].item<float>() != 1);
   for (const bool lbfgs : {false, true}) {
     CAPTURE(lbfgs);
@@ -273,7 +287,8 @@ TEST_CASE("MasterWeights alone: scaler, clipping, closures, groups, schedulers")
     net.norm->eval();
     std::unique_ptr<Optimizer> inner;
     if (lbfgs) {
-      inner = std::make_unique<torch::optim::LBFGS>(net.parameters(), torch::optim::LBFGSOptions(0.5).max_iter(4));
+      inner = std::make_unique<torch::optim::LBFGS>(net.parameters(),
+                                                    torch::optim::LBFGSOptions(0.5).max_iter(4));
     } else {
       inner = std::make_unique<SGD>(net.parameters(), SGDOptions(0.1));
     }
@@ -308,7 +323,8 @@ TEST_CASE("MasterWeights with a closure in a DistributedOptimizer") {
   }
 }
 
-TEST_CASE("MasterWeights: what is written to the model counts, and the rest keeps its fp32 values") {
+TEST_CASE(
+    "MasterWeights: what is written to the model counts, and the rest keeps its fp32 values") {
   for (const Way way : {Way::Whole, Way::Sharded}) {
     const auto& kind = torch_optimizers()[1];
     Run<MixedNet> run(kind, kBFloat16, way);
@@ -320,7 +336,8 @@ TEST_CASE("MasterWeights: what is written to the model counts, and the rest keep
       run.net->in->weight.clamp_(-0.3, 0.3);  // weight clipping
       hand.net->in->weight.clamp_(-0.3, 0.3);
       auto& master = hand.masters[2];
-      master.copy_(torch::where(master.to(kBFloat16).eq(hand.net->in->weight), master, hand.net->in->weight.to(kFloat)));
+      master.copy_(torch::where(master.to(kBFloat16).eq(hand.net->in->weight), master,
+                                hand.net->in->weight.to(kFloat)));
       REQUIRE(hand.parameters[2].is_same(hand.net->in->weight));
       hvd::broadcast_parameters(*run.net, 0);
       CHECK(same_weights(*run.net, hand));
@@ -336,7 +353,8 @@ std::string saved(Optimizer& optimizer) {
 
 TEST_CASE("MasterWeights in checkpoints: a run goes on as if it had not stopped, sharded or not") {
   const std::string path =
-      (std::filesystem::temp_directory_path() / ("hvd_masters_" + std::to_string(hvd::broadcast_object(static_cast<int>(getpid()), 0))))
+      (std::filesystem::temp_directory_path() /
+       ("hvd_masters_" + std::to_string(hvd::broadcast_object(static_cast<int>(getpid()), 0))))
           .string();
   for (const auto& kind : torch_optimizers()) {
     for (const Way from : {Way::Whole, Way::Sharded}) {
@@ -355,7 +373,8 @@ TEST_CASE("MasterWeights in checkpoints: a run goes on as if it had not stopped,
             std::istringstream in(saved(first.outer()));
             torch::load(resumed.outer(), in);
             const torch::NoGradGuard no_gradient;
-            for (std::size_t i = 0; i < first.net->parameters().size(); ++i) resumed.net->parameters()[i].copy_(first.net->parameters()[i]);
+            for (std::size_t i = 0; i < first.net->parameters().size(); ++i)
+              resumed.net->parameters()[i].copy_(first.net->parameters()[i]);
           }
           ByHand<TiedNet> hand(kind, kBFloat16);
           for (int step = 0; step < 4; ++step) hand.step(step);
@@ -395,8 +414,9 @@ TEST_CASE("MasterWeights: shared out after some steps, and given back") {
     run.step(0);
     hand.step(0);
     run.optimizer.reset();
-    run.optimizer = std::make_unique<DistributedOptimizer>(run.masters, run.net->named_parameters(),
-                                                           hvd::DistributedOptimizerOptions{.shard_optimizer_state = true});
+    run.optimizer = std::make_unique<DistributedOptimizer>(
+        run.masters, run.net->named_parameters(),
+        hvd::DistributedOptimizerOptions{.shard_optimizer_state = true});
     CHECK(run.masters.masters().empty());
     for (int step = 1; step < 3; ++step) {
       run.step(step);
@@ -412,11 +432,15 @@ TEST_CASE("MasterWeights: shared out after some steps, and given back") {
   }
 }
 
-TEST_CASE("MasterWeights: the user's own optimizer, accumulation, compression, parameters that come later") {
+TEST_CASE(
+    "MasterWeights: the user's own optimizer, accumulation, compression, parameters that come "
+    "later") {
   MixedNet net(kBFloat16);
   wrapped::SignSgd own(net.parameters(), wrapped::SignOptions(0.001));
   MasterWeights masters(own);
-  DistributedOptimizer optimizer(masters, net.named_parameters(), {.compression = hvd::Compression::fp16(), .backward_passes_per_step = 2});
+  DistributedOptimizer optimizer(
+      masters, net.named_parameters(),
+      {.compression = hvd::Compression::fp16(), .backward_passes_per_step = 2});
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
     for (int pass = 0; pass < 2; ++pass) net.loss(hvd::rank(), step * 2 + pass).backward();
@@ -440,18 +464,24 @@ TEST_CASE("MasterWeights refuses what would not be what it says") {
   const auto inner = kind.make(net.parameters());
   {
     DistributedOptimizer optimizer(*inner, net.named_parameters());
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { MasterWeights masters(optimizer); }), "make the MasterWeights around the plain"));
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { MasterWeights masters(*inner); }), "make the MasterWeights first"));
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { MasterWeights masters(optimizer); }),
+                   "make the MasterWeights around the plain"));
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { MasterWeights masters(*inner); }),
+                   "make the MasterWeights first"));
   }
   MasterWeights masters(*inner);
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { MasterWeights second(*inner); }), "around this optimizer already"));
-  CHECK(contains(error_of<hvd::InvalidArgument>(
-                     [&] { DistributedOptimizer optimizer(masters, net.named_parameters(), {.op = hvd::ReduceOp::Adasum}); }),
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { MasterWeights second(*inner); }),
+                 "around this optimizer already"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] {
+                   DistributedOptimizer optimizer(masters, net.named_parameters(),
+                                                  {.op = hvd::ReduceOp::Adasum});
+                 }),
                  "does not go with MasterWeights"));
   net.loss(0, 0).backward();
   hvd::clip_grad_norm_(masters, 1e-3);
   net.out->weight.mutable_grad().add_(1);
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { masters.step(); }), "was changed after GradScaler::unscale_() or clip_grad_norm_()"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { masters.step(); }),
+                 "was changed after GradScaler::unscale_() or clip_grad_norm_()"));
   masters.zero_grad();
   net.loss(0, 0).backward();
   inner->step();

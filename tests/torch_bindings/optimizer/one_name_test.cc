@@ -1,4 +1,5 @@
-// What happens if I ... : use the optimizer that a DistributedOptimizer is around instead of that, or move the DistributedOptimizer.
+// What happens if I ... : use the optimizer that a DistributedOptimizer is around instead of that,
+// or move the DistributedOptimizer.
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,19 +30,24 @@ using torch::optim::AdamOptions;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
-static_assert(!std::is_copy_constructible_v<DistributedOptimizer> && !std::is_copy_assignable_v<DistributedOptimizer>);
+static_assert(!std::is_copy_constructible_v<DistributedOptimizer> &&
+              !std::is_copy_assignable_v<DistributedOptimizer>);
 
 /// A factory, as users write them.
-DistributedOptimizer made(Sequential& net, const DistributedOptimizerOptions& options = {}, double rate = 0.1) {
-  DistributedOptimizer optimizer(std::make_unique<SGD>(net->parameters(), SGDOptions(rate).momentum(0.9)), net->named_parameters(),
-                                 options);
+DistributedOptimizer made(Sequential& net, const DistributedOptimizerOptions& options = {},
+                          double rate = 0.1) {
+  DistributedOptimizer optimizer(
+      std::make_unique<SGD>(net->parameters(), SGDOptions(rate).momentum(0.9)),
+      net->named_parameters(), options);
   optimizer.zero_grad();
   return optimizer;
 }
 
-/// One step of the reference, and of the net with what `optimizer()` is then; `before_step` is called when gradients are under way.
+/// One step of the reference, and of the net with what `optimizer()` is then; `before_step` is
+/// called when gradients are under way.
 void check_step(
-    Sequential& net, Reference& reference, int number, const std::function<DistributedOptimizer&()>& optimizer,
+    Sequential& net, Reference& reference, int number,
+    const std::function<DistributedOptimizer&()>& optimizer,
     const std::function<void()>& before_step = [] {}) {
   optimizer().zero_grad();
   small_loss(net, hvd::rank(), number).backward();
@@ -52,7 +58,9 @@ void check_step(
   CHECK(same_everywhere(net));
 }
 
-TEST_CASE("what happens if I give a DistributedOptimizer away: it owns its optimizer and trains on, wherever it is, hooks and all") {
+TEST_CASE(
+    "what happens if I give a DistributedOptimizer away: it owns its optimizer and trains on, "
+    "wherever it is, hooks and all") {
   const std::vector<DistributedOptimizerOptions> ways{
       {}, {.shard_optimizer_state = true}, {.shard_gradients = true}, {.share_parameters = true}};
   for (const auto& options : ways) {
@@ -63,7 +71,8 @@ TEST_CASE("what happens if I give a DistributedOptimizer away: it owns its optim
     all.push_back(made(net, options));
     check_step(net, reference, 0, [&]() -> DistributedOptimizer& { return all[0]; });
     check_step(
-        net, reference, 1, [&]() -> DistributedOptimizer& { return all[0]; }, [&] { all.push_back(made(other)); });
+        net, reference, 1, [&]() -> DistributedOptimizer& { return all[0]; },
+        [&] { all.push_back(made(other)); });
     all.erase(all.begin() + 1);
     std::optional<DistributedOptimizer> maybe;
     maybe = std::move(all[0]);
@@ -87,7 +96,9 @@ TEST_CASE("what happens if I give a DistributedOptimizer away: it owns its optim
   }
 }
 
-TEST_CASE("what happens if I use a DistributedOptimizer that was moved away: InvalidArgument from every call, schedulers' too") {
+TEST_CASE(
+    "what happens if I use a DistributedOptimizer that was moved away: InvalidArgument from every "
+    "call, schedulers' too") {
   Sequential net = small_model();
   DistributedOptimizer from = made(net);
   torch::optim::StepLR of_wrapper(from, 1, 0.5), of_wrapped(from.wrapped(), 1, 0.5);
@@ -116,14 +127,17 @@ TEST_CASE("what happens if I use a DistributedOptimizer that was moved away: Inv
   };
   for (const auto& call : calls) CHECK(contains(error_of<InvalidArgument>(call), "was moved"));
   of_wrapped.step();
-  CHECK(to.param_groups()[0].options().get_lr() == doctest::Approx(0.1).epsilon(1e-9));  // its first step leaves the rate
+  // its first step leaves the rate
+  CHECK(to.param_groups()[0].options().get_lr() == doctest::Approx(0.1).epsilon(1e-9));
   of_wrapped.step();
   CHECK(to.param_groups()[0].options().get_lr() == doctest::Approx(0.05).epsilon(1e-9));
   from = made(net);  // it can be used again
   from.step();
 }
 
-TEST_CASE("what happens if I move a DistributedOptimizer while guards of it live, or between unscale_() and step(): they follow") {
+TEST_CASE(
+    "what happens if I move a DistributedOptimizer while guards of it live, or between unscale_() "
+    "and step(): they follow") {
   Sequential net = small_model();
   Reference reference;
   reference.optimizer = sgd(reference.net->parameters());
@@ -132,7 +146,8 @@ TEST_CASE("what happens if I move a DistributedOptimizer while guards of it live
   {
     auto guard = first.join();
     check_step(
-        net, reference, 0, [&]() -> DistributedOptimizer& { return second ? *second : first; }, [&] { second.emplace(std::move(first)); });
+        net, reference, 0, [&]() -> DistributedOptimizer& { return second ? *second : first; },
+        [&] { second.emplace(std::move(first)); });
   }
   second->zero_grad();
   small_loss(net, hvd::rank(), 1).backward();
@@ -160,31 +175,49 @@ TEST_CASE("what happens if I move a DistributedOptimizer while guards of it live
   CHECK(same_parameters(net, reference.net, 1e-12));
 }
 
-TEST_CASE("what happens if I give away an optimizer that is null, wrapped already or wrongly named: InvalidArgument, nothing leaks") {
+TEST_CASE(
+    "what happens if I give away an optimizer that is null, wrapped already or wrongly named: "
+    "InvalidArgument, nothing leaks") {
   Sequential net = small_model();
-  CHECK(contains(error_of<InvalidArgument>([&] { DistributedOptimizer refused(std::unique_ptr<torch::optim::Optimizer>{}); }), "null"));
-  CHECK(contains(error_of<InvalidArgument>([&] { hvd::MasterWeights refused(std::unique_ptr<torch::optim::Optimizer>{}); }), "null"));
+  CHECK(contains(error_of<InvalidArgument>([&] {
+                   DistributedOptimizer refused(std::unique_ptr<torch::optim::Optimizer>{});
+                 }),
+                 "null"));
+  CHECK(contains(error_of<InvalidArgument>([&] {
+                   hvd::MasterWeights refused(std::unique_ptr<torch::optim::Optimizer>{});
+                 }),
+                 "null"));
   CHECK(contains(error_of<InvalidArgument>([&] {
                    DistributedOptimizer refused(sgd(net->parameters()),
-                                                std::vector<std::pair<std::string, at::Tensor>>{{"only one", net->parameters()[0]}});
+                                                std::vector<std::pair<std::string, at::Tensor>>{
+                                                    {"only one", net->parameters()[0]}});
                  }),
                  "has no name"));
   DistributedOptimizer once = made(net);
-  CHECK(contains(error_of<InvalidArgument>([&] { DistributedOptimizer twice(once, net->named_parameters()); }), "make one"));
-  CHECK(contains(error_of<InvalidArgument>(
-                     [&] { DistributedOptimizer twice(std::make_unique<DistributedOptimizer>(made(net)), net->named_parameters()); }),
+  CHECK(contains(
+      error_of<InvalidArgument>([&] { DistributedOptimizer twice(once, net->named_parameters()); }),
+      "make one"));
+  CHECK(contains(error_of<InvalidArgument>([&] {
+                   DistributedOptimizer twice(std::make_unique<DistributedOptimizer>(made(net)),
+                                              net->named_parameters());
+                 }),
                  "make one"));
 }
 
-TEST_CASE("what happens if I give away a MasterWeights with its optimizer: it trains as the one that I keep") {
+TEST_CASE(
+    "what happens if I give away a MasterWeights with its optimizer: it trains as the one that I "
+    "keep") {
   for (const bool sharded : {false, true}) {
     Sequential given = small_model(at::kBFloat16), kept = small_model(at::kBFloat16);
-    auto masters = std::make_unique<hvd::MasterWeights>(std::make_unique<Adam>(given->parameters(), AdamOptions(0.01)));
-    DistributedOptimizer owner(std::move(masters), given->named_parameters(), {.shard_optimizer_state = sharded});
+    auto masters = std::make_unique<hvd::MasterWeights>(
+        std::make_unique<Adam>(given->parameters(), AdamOptions(0.01)));
+    DistributedOptimizer owner(std::move(masters), given->named_parameters(),
+                               {.shard_optimizer_state = sharded});
     DistributedOptimizer optimizer = std::move(owner);
     Adam adam(kept->parameters(), AdamOptions(0.01));
     hvd::MasterWeights around(adam);
-    DistributedOptimizer borrowing(around, kept->named_parameters(), {.shard_optimizer_state = sharded});
+    DistributedOptimizer borrowing(around, kept->named_parameters(),
+                                   {.shard_optimizer_state = sharded});
     for (int step = 0; step < 4; ++step) {
       for (auto* const each : {&optimizer, &borrowing}) each->zero_grad();
       small_loss(given, hvd::rank(), step).backward();
@@ -195,7 +228,9 @@ TEST_CASE("what happens if I give away a MasterWeights with its optimizer: it tr
   }
 }
 
-TEST_CASE("what happens if I step the MasterWeights in a DistributedOptimizer: InvalidArgument at that call") {
+TEST_CASE(
+    "what happens if I step the MasterWeights in a DistributedOptimizer: InvalidArgument at that "
+    "call") {
   Sequential net = small_model(at::kBFloat16);
   SGD plain(net->parameters(), SGDOptions(0.1));
   hvd::MasterWeights masters(plain);
@@ -207,12 +242,16 @@ TEST_CASE("what happens if I step the MasterWeights in a DistributedOptimizer: I
   CHECK(same_on_all_ranks(flat(net)));
 }
 
-TEST_CASE("what happens if I give a GradScaler the wrapped optimizer: it does what it would with the wrapper") {
+TEST_CASE(
+    "what happens if I give a GradScaler the wrapped optimizer: it does what it would with the "
+    "wrapper") {
   const auto run = [](bool by_wrapped, bool unscales, bool sharded) {
     Sequential net = small_model(at::kFloat);
     SGD plain(net->parameters(), SGDOptions(0.1).momentum(0.9));
-    DistributedOptimizer optimizer(plain, net->named_parameters(), {.shard_optimizer_state = sharded});
-    torch::optim::Optimizer& named = by_wrapped ? static_cast<torch::optim::Optimizer&>(plain) : optimizer;
+    DistributedOptimizer optimizer(plain, net->named_parameters(),
+                                   {.shard_optimizer_state = sharded});
+    torch::optim::Optimizer& named =
+        by_wrapped ? static_cast<torch::optim::Optimizer&>(plain) : optimizer;
     hvd::GradScaler scaler({.init_scale = 1024});
     for (int step = 0; step < 20; ++step) {
       optimizer.zero_grad();
@@ -225,7 +264,8 @@ TEST_CASE("what happens if I give a GradScaler the wrapped optimizer: it does wh
     return flat(net);
   };
   for (const bool sharded : {false, true})
-    for (const bool unscales : {false, true}) CHECK(same(run(true, unscales, sharded), run(false, unscales, sharded)));
+    for (const bool unscales : {false, true})
+      CHECK(same(run(true, unscales, sharded), run(false, unscales, sharded)));
   Sequential net = small_model();
   SGD plain(net->parameters(), SGDOptions(0.1));
   DistributedOptimizer one(plain, net->named_parameters()), two(plain, net->named_parameters());
@@ -241,8 +281,10 @@ const std::vector<Stepped>& libtorchs() {
   using namespace torch::optim;
   static const std::vector<Stepped> all{
       {"SGD", [](Parameters p) { return std::make_unique<SGD>(p, SGDOptions(0.1)); }},
-      {"SGD with decay", [](Parameters p) { return std::make_unique<SGD>(p, SGDOptions(0.1).weight_decay(0.01)); }},
-      {"SGD with momentum", [](Parameters p) { return std::make_unique<SGD>(p, SGDOptions(0.1).momentum(0.9)); }},
+      {"SGD with decay",
+       [](Parameters p) { return std::make_unique<SGD>(p, SGDOptions(0.1).weight_decay(0.01)); }},
+      {"SGD with momentum",
+       [](Parameters p) { return std::make_unique<SGD>(p, SGDOptions(0.1).momentum(0.9)); }},
       {"Adam", [](Parameters p) { return std::make_unique<Adam>(p, AdamOptions(0.01)); }},
       {"AdamW", [](Parameters p) { return std::make_unique<AdamW>(p, AdamWOptions(0.01)); }},
       {"RMSprop", [](Parameters p) { return std::make_unique<RMSprop>(p, RMSpropOptions(0.01)); }},
@@ -251,7 +293,9 @@ const std::vector<Stepped>& libtorchs() {
   return all;
 }
 
-TEST_CASE("what happens if I step the wrapped optimizer: the wrapper's next call, or the next backward pass, refuses it on all ranks") {
+TEST_CASE(
+    "what happens if I step the wrapped optimizer: the wrapper's next call, or the next backward "
+    "pass, refuses it on all ranks") {
   for (const auto& kind : libtorchs()) {
     for (const int before : {0, 2}) {
       for (int call = 0; call < 5; ++call) {
@@ -290,8 +334,10 @@ TEST_CASE("what happens if I step the wrapped optimizer: the wrapper's next call
           CHECK(text == "(no error)");
           continue;
         }
-        CHECK((contains(text, "step() of the optimizer that a DistributedOptimizer is around was called") ||
-               (call == 3 && contains(text, "parameters are not equal"))));
+        CHECK(
+            (contains(text,
+                      "step() of the optimizer that a DistributedOptimizer is around was called") ||
+             (call == 3 && contains(text, "parameters are not equal"))));
         if (call == 3) continue;
         hvd::broadcast_parameters(*net, 0);  // it was said once; the ranks can go on
         hvd::broadcast_optimizer_state(optimizer, 0);
@@ -303,28 +349,37 @@ TEST_CASE("what happens if I step the wrapped optimizer: the wrapper's next call
   }
 }
 
-TEST_CASE("what happens if I step the wrapped optimizer of a sharded wrapper, with a state or without: refused on all ranks") {
+TEST_CASE(
+    "what happens if I step the wrapped optimizer of a sharded wrapper, with a state or without: "
+    "refused on all ranks") {
   with_and_without_one_copy();
   for (const auto& kind : libtorchs()) {
     if (kind.name == "Adagrad") continue;  // its own step() throws: it finds no state
     CAPTURE(kind.name);
     Sequential net = small_model();
     const auto plain = kind.make(net->parameters());
-    DistributedOptimizer optimizer(*plain, net->named_parameters(), {.shard_optimizer_state = true, .share_parameters = one_copy});
+    DistributedOptimizer optimizer(*plain, net->named_parameters(),
+                                   {.shard_optimizer_state = true, .share_parameters = one_copy});
     small_loss(net, hvd::rank(), 0).backward();
     optimizer.step();
     optimizer.zero_grad();
     small_loss(net, hvd::rank(), 1).backward();
     hvd::barrier();
     plain->step();
-    const std::string text = error_of<InvalidArgument>([&] { optimizer.step(); });  // or a Mismatch with the words of another rank
+    // or a Mismatch with the words of another rank
+    const std::string text = error_of<InvalidArgument>([&] { optimizer.step(); });
     INFO(text);
-    if (hvd::size() == 1 && kind.name.starts_with("SGD") && !contains(kind.name, "momentum")) continue;  // as in one process
-    CHECK((contains(text, "was stepped by itself") || contains(text, "is around was called") || contains(text, "was written since")));
+    // as in one process
+    if (hvd::size() == 1 && kind.name.starts_with("SGD") && !contains(kind.name, "momentum"))
+      continue;
+    CHECK((contains(text, "was stepped by itself") || contains(text, "is around was called") ||
+           contains(text, "was written since")));
   }
 }
 
-TEST_CASE("what happens if I write parameters myself, before, between and after backward() and step(): it counts, as in one process") {
+TEST_CASE(
+    "what happens if I write parameters myself, before, between and after backward() and step(): "
+    "it counts, as in one process") {
   for (const auto& kind : libtorchs()) {
     CAPTURE(kind.name);
     Sequential net = small_model();
@@ -354,10 +409,14 @@ TEST_CASE("what happens if I write parameters myself, before, between and after 
   }
 }
 
-TEST_CASE("what happens if a GAN's generator gives the discriminator gradients that I throw away, and I clip its weights: nothing") {
+TEST_CASE(
+    "what happens if a GAN's generator gives the discriminator gradients that I throw away, and I "
+    "clip its weights: nothing") {
   Sequential generator = small_model(), discriminator = small_model();
-  SGD of_g(generator->parameters(), SGDOptions(0.1)), of_d(discriminator->parameters(), SGDOptions(0.1));
-  DistributedOptimizer g(of_g, generator->named_parameters()), d(of_d, discriminator->named_parameters());
+  SGD of_g(generator->parameters(), SGDOptions(0.1)),
+      of_d(discriminator->parameters(), SGDOptions(0.1));
+  DistributedOptimizer g(of_g, generator->named_parameters()),
+      d(of_d, discriminator->named_parameters());
   for (int step = 0; step < 8; ++step) {
     for (int pass = 0; pass < 2; ++pass) {
       g.zero_grad();
@@ -376,14 +435,17 @@ TEST_CASE("what happens if a GAN's generator gives the discriminator gradients t
   CHECK(same_everywhere(discriminator));
 }
 
-TEST_CASE("what happens if I save the optimizer in a sharded wrapper: torch::save refuses it, a Checkpoint saves what is meant") {
+TEST_CASE(
+    "what happens if I save the optimizer in a sharded wrapper: torch::save refuses it, a "
+    "Checkpoint saves what is meant") {
   with_and_without_one_copy();
   for (const auto& kind : libtorchs()) {
     CAPTURE(kind.name);
     Sequential net = small_model();
     const auto plain = kind.make(net->parameters());
     auto optimizer = std::make_unique<DistributedOptimizer>(
-        *plain, net->named_parameters(), DistributedOptimizerOptions{.shard_optimizer_state = true, .share_parameters = one_copy});
+        *plain, net->named_parameters(),
+        DistributedOptimizerOptions{.shard_optimizer_state = true, .share_parameters = one_copy});
     const auto step = [&](Sequential& of, DistributedOptimizer& by, int number) {
       by.zero_grad();
       small_loss(of, hvd::rank(), number).backward();
@@ -397,8 +459,9 @@ TEST_CASE("what happens if I save the optimizer in a sharded wrapper: torch::sav
     step(net, *optimizer, 0);
     step(net, *optimizer, 1);
     CHECK(contains(error_of<InvalidArgument>(save), "save the DistributedOptimizer"));
-    const std::string path =
-        (std::filesystem::temp_directory_path() / ("one_name_" + std::to_string(hvd::broadcast_object(::getpid(), 0)))).string();
+    const std::string path = (std::filesystem::temp_directory_path() /
+                              ("one_name_" + std::to_string(hvd::broadcast_object(::getpid(), 0))))
+                                 .string();
     const hvd::Checkpoint checkpoint(path, {.random_state = false});
     checkpoint.save(*net, *plain, 2);
     Sequential other = small_model();
@@ -433,11 +496,13 @@ class Lars : public SGD {
     for (auto& group : param_groups())
       for (auto& parameter : group.params())
         if (parameter.grad().defined())
-          parameter.sub_(parameter.grad() * (group.options().get_lr() * parameter.norm() / (parameter.grad().norm() + 1e-9)));
+          parameter.sub_(parameter.grad() * (group.options().get_lr() * parameter.norm() /
+                                             (parameter.grad().norm() + 1e-9)));
     return {};
   }
 };
-/// And LAMB (You et al., 2019): Adam, whose change of a parameter gets that parameter's norm. Keeps Adam's state.
+/// And LAMB (You et al., 2019): Adam, whose change of a parameter gets that parameter's norm. Keeps
+/// Adam's state.
 class Lamb : public Adam {
  public:
   using Adam::Adam;
@@ -459,7 +524,8 @@ class Lamb : public Adam {
 };
 
 TEST_CASE(
-    "what happens if I shard LARS or LAMB, derived from LibTorch's SGD and Adam: they see whole parameters, and their state is whole") {
+    "what happens if I shard LARS or LAMB, derived from LibTorch's SGD and Adam: they see whole "
+    "parameters, and their state is whole") {
   const std::vector<DistributedOptimizerOptions> ways{
       {.shard_optimizer_state = true}, {.shard_gradients = true}, {.share_parameters = true}};
   for (const bool adam : {false, true}) {
@@ -484,17 +550,21 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("what happens if I write through .data(): masters follow; one copy of the parameters is written by one rank, or all are told") {
+TEST_CASE(
+    "what happens if I write through .data(): masters follow; one copy of the parameters is "
+    "written by one rank, or all are told") {
   for (const bool sharded : {false, true}) {
     Sequential net = small_model(at::kBFloat16);
     SGD plain(net->parameters(), SGDOptions(0.0));
     hvd::MasterWeights masters(plain);
-    DistributedOptimizer optimizer(masters, net->named_parameters(), {.shard_optimizer_state = sharded});
+    DistributedOptimizer optimizer(masters, net->named_parameters(),
+                                   {.shard_optimizer_state = sharded});
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       small_loss(net, hvd::rank(), step).backward();
       optimizer.step();
-      for (auto& parameter : net->parameters()) parameter.data().clamp_(-0.2 + 0.05 * step, 0.2 - 0.05 * step);
+      for (auto& parameter : net->parameters())
+        parameter.data().clamp_(-0.2 + 0.05 * step, 0.2 - 0.05 * step);
     }
     const at::Tensor clamped = flat(net);
     optimizer.zero_grad();
@@ -505,8 +575,8 @@ TEST_CASE("what happens if I write through .data(): masters follow; one copy of 
   }
   if (hvd::size() == 1) return;
   Sequential net = small_model();
-  DistributedOptimizer optimizer(std::make_unique<SGD>(net->parameters(), SGDOptions(0.1)), net->named_parameters(),
-                                 {.share_parameters = true});
+  DistributedOptimizer optimizer(std::make_unique<SGD>(net->parameters(), SGDOptions(0.1)),
+                                 net->named_parameters(), {.share_parameters = true});
   const auto step = [&](int number) {
     optimizer.zero_grad();
     small_loss(net, hvd::rank(), number).backward();
@@ -527,7 +597,9 @@ TEST_CASE("what happens if I write through .data(): masters follow; one copy of 
   CHECK(same_on_all_ranks(flat(net)));
 }
 
-TEST_CASE("what happens if I want the gradients' norm for a log: grad_norm() has that of all ranks, and step() goes on as if not asked") {
+TEST_CASE(
+    "what happens if I want the gradients' norm for a log: grad_norm() has that of all ranks, and "
+    "step() goes on as if not asked") {
   const std::vector<DistributedOptimizerOptions> ways{{}, {.shard_gradients = true}};
   for (const auto& options : ways) {
     Sequential net = small_model();
@@ -542,7 +614,8 @@ TEST_CASE("what happens if I want the gradients' norm for a log: grad_norm() has
       optimizer.step();
       reference.backward(step);
       std::vector<at::Tensor> all;
-      for (const auto& parameter : reference.net->parameters()) all.push_back(parameter.grad().flatten());
+      for (const auto& parameter : reference.net->parameters())
+        all.push_back(parameter.grad().flatten());
       CHECK(norm == doctest::Approx(torch::cat(all).norm().item<double>()).epsilon(1e-9));
       CHECK(largest == doctest::Approx(torch::cat(all).abs().max().item<double>()).epsilon(1e-9));
       reference.optimizer->step();
@@ -552,15 +625,19 @@ TEST_CASE("what happens if I want the gradients' norm for a log: grad_norm() has
   }
 }
 
-TEST_CASE("what happens if an encoder is in two DistributedOptimizers and one pass gives both gradients: the error names it") {
+TEST_CASE(
+    "what happens if an encoder is in two DistributedOptimizers and one pass gives both gradients: "
+    "the error names it") {
   torch::nn::Linear encoder(6, 6), one(6, 3), two(6, 3);
   hvd::broadcast_parameters(*encoder, 0);
   hvd::broadcast_parameters(*one, 0);
   hvd::broadcast_parameters(*two, 0);
   const auto wrap = [&](torch::nn::Linear& head) {
     std::vector<std::pair<std::string, at::Tensor>> named;
-    for (const auto& item : encoder->named_parameters()) named.emplace_back("encoder." + item.key(), item.value());
-    for (const auto& item : head->named_parameters()) named.emplace_back("head." + item.key(), item.value());
+    for (const auto& item : encoder->named_parameters())
+      named.emplace_back("encoder." + item.key(), item.value());
+    for (const auto& item : head->named_parameters())
+      named.emplace_back("head." + item.key(), item.value());
     std::vector<at::Tensor> parameters;
     for (const auto& [name, parameter] : named) parameters.push_back(parameter);
     return DistributedOptimizer(std::make_unique<SGD>(parameters, SGDOptions(0.1)), named);
@@ -581,7 +658,9 @@ TEST_CASE("what happens if an encoder is in two DistributedOptimizers and one pa
   }
 }
 
-TEST_CASE("what happens if ranks have registered parameters in another order: the optimizer's state is broadcast by name") {
+TEST_CASE(
+    "what happens if ranks have registered parameters in another order: the optimizer's state is "
+    "broadcast by name") {
   for (const bool adam : {true, false}) {
     Sequential net = small_model();
     auto named = net->named_parameters().pairs();
@@ -602,8 +681,10 @@ TEST_CASE("what happens if ranks have registered parameters in another order: th
     std::vector<at::Tensor> states;
     for (const auto& parameter : net->parameters()) {
       const auto& state = *plain->state().at(parameter.unsafeGetTensorImpl());
-      states.push_back(adam ? static_cast<const torch::optim::AdamParamState&>(state).exp_avg().flatten()
-                            : static_cast<const torch::optim::SGDParamState&>(state).momentum_buffer().flatten());
+      states.push_back(
+          adam
+              ? static_cast<const torch::optim::AdamParamState&>(state).exp_avg().flatten()
+              : static_cast<const torch::optim::SGDParamState&>(state).momentum_buffer().flatten());
     }
     CHECK(same_on_all_ranks(torch::cat(states)));
     CHECK(plain->param_groups()[0].params()[0].is_same(parameters[0]));

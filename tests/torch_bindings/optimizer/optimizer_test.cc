@@ -1,4 +1,5 @@
-// DistributedOptimizer: against a reference made by hand, its options, schedulers, files, process sets.
+// DistributedOptimizer: against a reference made by hand, its options, schedulers, files, process
+// sets.
 #include <memory>
 #include <sstream>
 
@@ -55,9 +56,12 @@ TEST_CASE("options: op, accumulation, predivide factor, groups, compression") {
   cases.push_back({"defaults", {}});
   cases.push_back({"sum", {.op = hvd::ReduceOp::Sum}});
   cases.push_back({"two passes", {.backward_passes_per_step = 2}});
-  cases.push_back({"three passes, compressed", {.compression = hvd::Compression::bf16(), .backward_passes_per_step = 3}});
+  cases.push_back({"three passes, compressed",
+                   {.compression = hvd::Compression::bf16(), .backward_passes_per_step = 3}});
   cases.push_back({"predivide", {.gradient_predivide_factor = 3}, 1e-13});
-  cases.push_back({"predivide by the size", {.gradient_predivide_factor = static_cast<double>(hvd::size())}, 1e-13});
+  cases.push_back({"predivide by the size",
+                   {.gradient_predivide_factor = static_cast<double>(hvd::size())},
+                   1e-13});
   cases.push_back({"one group", {.groups = 1}});
   cases.push_back({"three groups", {.groups = 3}});
   cases.push_back({"more groups than parameters", {.groups = 100}});
@@ -80,7 +84,8 @@ TEST_CASE("options: op, accumulation, predivide factor, groups, compression") {
     Sequential net = small_model();
     const auto p = net->parameters();
     const auto wrapped = sgd(p);
-    DistributedOptimizer optimizer(*wrapped, net->named_parameters(), {.groups = {{p[3], p[0]}, {p[1]}}});
+    DistributedOptimizer optimizer(*wrapped, net->named_parameters(),
+                                   {.groups = {{p[3], p[0]}, {p[1]}}});
     Reference reference;
     reference.optimizer = sgd(reference.net->parameters());
     check_steps(net, optimizer, reference);
@@ -105,8 +110,10 @@ TEST_CASE("wrong options and names are refused") {
   const auto p = net->parameters();
   const auto wrapped = sgd(p);
   const auto names = net->named_parameters().pairs();
-  const auto refused = [&](DistributedOptimizerOptions options, std::vector<std::pair<std::string, at::Tensor>> named) {
-    return error_of<hvd::InvalidArgument>([&] { DistributedOptimizer(*wrapped, std::move(named), std::move(options)); });
+  const auto refused = [&](DistributedOptimizerOptions options,
+                           std::vector<std::pair<std::string, at::Tensor>> named) {
+    return error_of<hvd::InvalidArgument>(
+        [&] { DistributedOptimizer(*wrapped, std::move(named), std::move(options)); });
   };
   auto twice = names;
   twice[1].first = twice[0].first;
@@ -114,13 +121,17 @@ TEST_CASE("wrong options and names are refused") {
   CHECK(contains(refused({}, {names[0], names[1], names[2]}), "no name"));
   CHECK(contains(refused({.backward_passes_per_step = 0}, names), "backward_passes_per_step"));
   CHECK(contains(refused({.backward_passes_per_step = -1}, names), "backward_passes_per_step"));
-  CHECK(contains(refused({.op = hvd::ReduceOp::Sum, .gradient_predivide_factor = 2}, names), "gradient_predivide_factor"));
+  CHECK(contains(refused({.op = hvd::ReduceOp::Sum, .gradient_predivide_factor = 2}, names),
+                 "gradient_predivide_factor"));
   CHECK(contains(refused({.gradient_predivide_factor = 0}, names), "gradient_predivide_factor"));
-  CHECK(contains(refused({.groups = std::vector<Parameters>{{p[0], p[1]}, {p[1]}}}, names), names[1].first));
-  CHECK(contains(refused({.groups = std::vector<Parameters>{{torch::ones({2})}}}, names), "groups"));
+  CHECK(contains(refused({.groups = std::vector<Parameters>{{p[0], p[1]}, {p[1]}}}, names),
+                 names[1].first));
+  CHECK(
+      contains(refused({.groups = std::vector<Parameters>{{torch::ones({2})}}}, names), "groups"));
   CHECK(contains(refused({.groups = 0}, names), "groups"));
   CHECK(contains(refused({.op = hvd::ReduceOp::Min}, names), "min"));
-  // What one rank alone has refused does not put the ranks out of step, and the failed ones have left nothing on the parameters.
+  // What one rank alone has refused does not put the ranks out of step, and the failed ones have
+  // left nothing on the parameters.
   if (last()) refused({.groups = -1}, names);
   DistributedOptimizer optimizer(*wrapped);  // without names
   Reference reference;
@@ -131,10 +142,12 @@ TEST_CASE("wrong options and names are refused") {
 TEST_CASE("more backward passes than agreed are an error, and zero_grad() puts it right") {
   Sequential net = small_model();
   const auto wrapped = sgd(net->parameters());
-  DistributedOptimizer optimizer(*wrapped, net->named_parameters(), {.backward_passes_per_step = 2});
+  DistributedOptimizer optimizer(*wrapped, net->named_parameters(),
+                                 {.backward_passes_per_step = 2});
   small_loss(net, hvd::rank(), 0).backward();
   small_loss(net, hvd::rank(), 1).backward();
-  const std::string text = error_of<hvd::InvalidArgument>([&] { small_loss(net, hvd::rank(), 2).backward(); });
+  const std::string text =
+      error_of<hvd::InvalidArgument>([&] { small_loss(net, hvd::rank(), 2).backward(); });
   INFO(text);
   CHECK(contains(text, "backward_passes_per_step"));
   Reference reference;
@@ -169,7 +182,8 @@ TEST_CASE("synchronize, clip, step: reduced once") {
     CHECK(same_parameters(net, reference.net));
     CHECK(same_everywhere(net));
   }
-  // Without synchronize() the next step reduces again; another backward makes a finished synchronize() count no more.
+  // Without synchronize() the next step reduces again; another backward makes a finished
+  // synchronize() count no more.
   const auto before = hvd::stats().tensors_submitted;
   optimizer.zero_grad();
   small_loss(net, hvd::rank(), 9).backward();
@@ -255,7 +269,8 @@ TEST_CASE("learning-rate schedulers on the wrapper and on the wrapped; param_gro
   optimizer.step();
   CHECK(same(p[2].detach(), frozen));
   CHECK(!torch::equal(p[0], other));
-  CHECK(static_cast<torch::optim::SGDOptions&>(wrapped.param_groups()[1].options()).momentum() == 0.5);
+  CHECK(static_cast<torch::optim::SGDOptions&>(wrapped.param_groups()[1].options()).momentum() ==
+        0.5);
 }
 
 TEST_CASE("torch::save and torch::load on the wrapper") {
@@ -333,7 +348,8 @@ TEST_CASE("an optimizer in a process set, and one that outlives shutdown and ini
     if (set.included()) {
       Sequential net = small_model();
       const auto wrapped = sgd(net->parameters());
-      DistributedOptimizer optimizer(*wrapped, net->named_parameters(), {.gradient_predivide_factor = 2, .process_set = set});
+      DistributedOptimizer optimizer(*wrapped, net->named_parameters(),
+                                     {.gradient_predivide_factor = 2, .process_set = set});
       Reference reference;
       reference.ranks = low;
       reference.optimizer = sgd(reference.net->parameters());

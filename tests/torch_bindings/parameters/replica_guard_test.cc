@@ -1,4 +1,5 @@
-// What ranks should have alike is compared while they train: whatever makes one of them drift is told on all, with its name.
+// What ranks should have alike is compared while they train: whatever makes one of them drift is
+// told on all, with its name.
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -15,13 +16,15 @@
 namespace {
 
 using namespace hvd::test;
-using hvd::Config, hvd::DistributedOptimizer, hvd::DistributedOptimizerOptions, hvd::Mismatch, hvd::ReduceOp, hvd::ReplicaGuard;
+using hvd::Config, hvd::DistributedOptimizer, hvd::DistributedOptimizerOptions, hvd::Mismatch,
+    hvd::ReduceOp, hvd::ReplicaGuard;
 using torch::nn::Sequential;
 
 /// Three slices of parameters, and small ones.
 Sequential wide_model() {
   torch::manual_seed(7);
-  return Sequential(torch::nn::Linear(40, 2000), torch::nn::ReLU(), torch::nn::Linear(2000, 45), torch::nn::Linear(45, 3));
+  return Sequential(torch::nn::Linear(40, 2000), torch::nn::ReLU(), torch::nn::Linear(2000, 45),
+                    torch::nn::Linear(45, 3));
 }
 constexpr int kSlices = 3;
 
@@ -36,19 +39,24 @@ void train(Sequential& net, DistributedOptimizer& optimizer, int steps, int from
     optimizer.step();
   }
 }
-torch::optim::SGD sgd(const Sequential& net) { return torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.5)); }
+torch::optim::SGD sgd(const Sequential& net) {
+  return torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.5));
+}
 /// Whether the text names the last rank as the one that differs; of two ranks both do.
 bool names_last(const std::string& text) {
-  return contains(text, hvd::size() == 2 ? "rank 0 and rank 1 differ" : last_rank() + " differs from the others");
+  return contains(text, hvd::size() == 2 ? "rank 0 and rank 1 differ"
+                                         : last_rank() + " differs from the others");
 }
 /// Flips the lowest bit, as nobody sees.
 void flip(const at::Tensor& tensor, std::int64_t element) {
-  auto* const bytes = static_cast<unsigned char*>(tensor.data_ptr()) + element * static_cast<std::int64_t>(tensor.element_size());
+  auto* const bytes = static_cast<unsigned char*>(tensor.data_ptr()) +
+                      element * static_cast<std::int64_t>(tensor.element_size());
   bytes[0] ^= 1;
 }
 
 /// How many steps it takes until all ranks are told, and what. Every rank makes the same steps.
-std::pair<int, std::string> told_within(Sequential& net, DistributedOptimizer& optimizer, int most) {
+std::pair<int, std::string> told_within(Sequential& net, DistributedOptimizer& optimizer,
+                                        int most) {
   for (int step = 0; step < most; ++step) {
     const std::string text = error_of<Mismatch>([&] { train(net, optimizer, 1, step); });
     if (text != "(no error)") return {step + 1, text};
@@ -56,7 +64,9 @@ std::pair<int, std::string> told_within(Sequential& net, DistributedOptimizer& o
   return {most + 1, "(no error)"};
 }
 
-TEST_CASE("replicas: who forgets broadcast_parameters is told at the first step, on all ranks, and may mend it") {
+TEST_CASE(
+    "replicas: who forgets broadcast_parameters is told at the first step, on all ranks, and may "
+    "mend it") {
   if (hvd::size() == 1) return;
   for (const bool sharded : {false, true}) {
     CAPTURE(sharded);
@@ -66,7 +76,8 @@ TEST_CASE("replicas: who forgets broadcast_parameters is told at the first step,
       if (last()) net->parameters()[2].add_(1);
     }
     auto plain = sgd(net);
-    DistributedOptimizer optimizer(plain, net->named_parameters(), {.shard_optimizer_state = sharded});
+    DistributedOptimizer optimizer(plain, net->named_parameters(),
+                                   {.shard_optimizer_state = sharded});
     const at::Tensor before = flat(net).clone();
     const std::string text = error_of<Mismatch>([&] { train(net, optimizer, 1); });
     CAPTURE(text);
@@ -81,7 +92,9 @@ TEST_CASE("replicas: who forgets broadcast_parameters is told at the first step,
   }
 }
 
-TEST_CASE("replicas: one bit of one rank's parameter is told within a turn of the slices, and named, whenever it flips") {
+TEST_CASE(
+    "replicas: one bit of one rank's parameter is told within a turn of the slices, and named, "
+    "whenever it flips") {
   if (hvd::size() == 1) return;
   std::mt19937 random(11);
   for (int round = 0; round < 10; ++round) {
@@ -90,7 +103,8 @@ TEST_CASE("replicas: one bit of one rank's parameter is told within a turn of th
     DistributedOptimizer optimizer(plain, net->named_parameters());
     const auto all = net->named_parameters().pairs();
     const auto& [name, parameter] = all[random() % all.size()];
-    const auto element = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(parameter.numel()));
+    const auto element =
+        static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(parameter.numel()));
     const int steps = round == 9 ? 500 : static_cast<int>(random() % 7);
     const int culprit = static_cast<int>(random() % static_cast<unsigned>(hvd::size()));
     CAPTURE(name);
@@ -106,9 +120,13 @@ TEST_CASE("replicas: one bit of one rank's parameter is told within a turn of th
     CHECK(after <= kSlices);
     CHECK(contains(text, "parameter '" + name + "'"));
     CHECK(contains(text, "step " + std::to_string(steps + after)));
-    if (hvd::size() > 2) CHECK(contains(text, "rank " + std::to_string(culprit) + " differs from the others"));
-    CHECK(contains(error_of<Mismatch>([&] { optimizer.check_replicas(); }), "parameter '" + name + "'"));
-    CHECK(contains(error_of<Mismatch>([&] { train(net, optimizer, 1); }), "parameter '" + name + "'"));  // at once: all are compared
+    if (hvd::size() > 2)
+      CHECK(contains(text, "rank " + std::to_string(culprit) + " differs from the others"));
+    CHECK(contains(error_of<Mismatch>([&] { optimizer.check_replicas(); }),
+                   "parameter '" + name + "'"));
+    // at once: all are compared
+    CHECK(contains(error_of<Mismatch>([&] { train(net, optimizer, 1); }),
+                   "parameter '" + name + "'"));
   }
 }
 
@@ -122,7 +140,8 @@ TEST_CASE("replicas: an option that one rank has changed is told at its next ste
   torch::optim::Adam plain(groups, AdamOptions(0.01));
   DistributedOptimizer optimizer(plain, net->named_parameters());
   train(net, optimizer, 2);
-  const auto try_it = [&](const std::string& expected, const std::function<void()>& change, const std::function<void()>& put_back) {
+  const auto try_it = [&](const std::string& expected, const std::function<void()>& change,
+                          const std::function<void()>& put_back) {
     if (last()) change();
     const at::Tensor before = flat(net).clone();
     const std::string text = error_of<Mismatch>([&] { train(net, optimizer, 1); });
@@ -147,13 +166,17 @@ TEST_CASE("replicas: an option that one rank has changed is told at its next ste
         mine.betas({0.9, 0.999});
       });
   try_it(
-      "option weight_decay of group 0 is 0.5", [&] { theirs.weight_decay(0.5); }, [&] { theirs.weight_decay(0); });
+      "option weight_decay of group 0 is 0.5", [&] { theirs.weight_decay(0.5); },
+      [&] { theirs.weight_decay(0); });
   try_it(
-      "option amsgrad of group 0 is true", [&] { theirs.amsgrad(true); }, [&] { theirs.amsgrad(false); });
+      "option amsgrad of group 0 is true", [&] { theirs.amsgrad(true); },
+      [&] { theirs.amsgrad(false); });
   CHECK(same_on_all_ranks(flat(net)));
 }
 
-TEST_CASE("replicas: ranks that register parameters in another order are told, and no gradient meets another's") {
+TEST_CASE(
+    "replicas: ranks that register parameters in another order are told, and no gradient meets "
+    "another's") {
   if (hvd::size() == 1) return;
   for (const bool ddp : {false, true}) {
     CAPTURE(ddp);
@@ -187,11 +210,14 @@ TEST_CASE("replicas: ranks that register parameters in another order are told, a
     }
     CAPTURE(text);
     CHECK(contains(text, "parameter 'a'"));
-    for (const auto& parameter : net->parameters()) CHECK(same(parameter.detach(), torch::ones({4})));
+    for (const auto& parameter : net->parameters())
+      CHECK(same(parameter.detach(), torch::ones({4})));
   }
 }
 
-TEST_CASE("replicas: gradients written through a raw pointer, weights that a rank rescales by itself, a rate by a rank's own metric") {
+TEST_CASE(
+    "replicas: gradients written through a raw pointer, weights that a rank rescales by itself, a "
+    "rate by a rank's own metric") {
   if (hvd::size() == 1) return;
   SUBCASE("a gradient after synchronize()") {
     Sequential net = small_model(at::kFloat);
@@ -225,7 +251,8 @@ TEST_CASE("replicas: gradients written through a raw pointer, weights that a ran
     Sequential net = small_model(at::kFloat);
     auto plain = sgd(net);
     DistributedOptimizer optimizer(plain, net->named_parameters());
-    torch::optim::ReduceLROnPlateauScheduler scheduler(optimizer, torch::optim::ReduceLROnPlateauScheduler::min, 0.1F, 0);
+    torch::optim::ReduceLROnPlateauScheduler scheduler(
+        optimizer, torch::optim::ReduceLROnPlateauScheduler::min, 0.1F, 0);
     const std::string text = error_of<Mismatch>([&] {
       for (int step = 0; step < 4; ++step) {
         train(net, optimizer, 1, step);
@@ -287,10 +314,14 @@ TEST_CASE("replicas: with Adasum, in a DistributedDataParallel, and in a process
   }
 }
 
-TEST_CASE("replicas: a constant buffer of a DistributedDataParallel that one rank has changed behind its version counter is told") {
+TEST_CASE(
+    "replicas: a constant buffer of a DistributedDataParallel that one rank has changed behind its "
+    "version counter is told") {
   if (hvd::size() == 1) return;
   struct Masked : torch::nn::Module {
-    Masked() : linear(register_module("linear", torch::nn::Linear(4, 4))) { mask = register_buffer("mask", torch::ones({200'000})); }
+    Masked() : linear(register_module("linear", torch::nn::Linear(4, 4))) {
+      mask = register_buffer("mask", torch::ones({200'000}));
+    }
     at::Tensor forward(const at::Tensor& x) { return linear->forward(x) * mask.narrow(0, 0, 4); }
     torch::nn::Linear linear;
     at::Tensor mask;
@@ -313,7 +344,9 @@ TEST_CASE("replicas: a constant buffer of a DistributedDataParallel that one ran
   CHECK(names_last(text));
 }
 
-TEST_CASE("replicas: HVD_REPLICA_GUARD: full compares all each time, off nothing, and check_replicas() always works") {
+TEST_CASE(
+    "replicas: HVD_REPLICA_GUARD: full compares all each time, off nothing, and check_replicas() "
+    "always works") {
   if (hvd::size() == 1) return;
   for (const auto mode : {ReplicaGuard::Full, ReplicaGuard::Off}) {
     Config config = Config::from_environment();
@@ -329,11 +362,14 @@ TEST_CASE("replicas: HVD_REPLICA_GUARD: full compares all each time, off nothing
     } else {
       train(net, optimizer, kSlices + 1);
     }
-    CHECK(contains(error_of<Mismatch>([&] { optimizer.check_replicas(); }), "parameter '2.weight'"));
+    CHECK(
+        contains(error_of<Mismatch>([&] { optimizer.check_replicas(); }), "parameter '2.weight'"));
   }
 }
 
-TEST_CASE("replicas: ranks that end early in a join() count as absent; those that train on are compared") {
+TEST_CASE(
+    "replicas: ranks that end early in a join() count as absent; those that train on are "
+    "compared") {
   if (hvd::size() < 3) return;
   Sequential net = wide_model();
   auto plain = sgd(net);
@@ -374,8 +410,9 @@ int many_steps() {
   return said == nullptr ? 60 : std::atoi(said);
 }
 
-TEST_CASE("replicas: no kind of training gives a false alarm, with all values compared in each round" *
-          doctest::timeout(many_steps() > 1000 ? 3600 : 120)) {
+TEST_CASE(
+    "replicas: no kind of training gives a false alarm, with all values compared in each round" *
+    doctest::timeout(many_steps() > 1000 ? 3600 : 120)) {
   Config config = Config::from_environment();
   config.replica_guard = ReplicaGuard::Full;
   const Restarted restarted(config);
@@ -392,7 +429,8 @@ TEST_CASE("replicas: no kind of training gives a false alarm, with all values co
   kinds.emplace_back("fp16", DistributedOptimizerOptions{.compression = Compression::fp16()});
   kinds.emplace_back("int8", DistributedOptimizerOptions{.compression = Compression::int8()});
   kinds.emplace_back("topk", DistributedOptimizerOptions{.compression = Compression::topk(0.1)});
-  kinds.emplace_back("powersgd", DistributedOptimizerOptions{.compression = Compression::powersgd(2)});
+  kinds.emplace_back("powersgd",
+                     DistributedOptimizerOptions{.compression = Compression::powersgd(2)});
   for (const auto& [name, options] : kinds) {
     for (const std::string variant : {"SGD", "Adam", "16-bit weights", "SyncBatchNorm"}) {
       if (variant == "16-bit weights" && options.op == ReduceOp::Adasum) continue;
@@ -402,27 +440,34 @@ TEST_CASE("replicas: no kind of training gives a false alarm, with all values co
       torch::manual_seed(5);
       Sequential net(torch::nn::Linear(6, 8), torch::nn::Tanh(), torch::nn::Linear(8, 3));
       if (variant == "SyncBatchNorm") {
-        Sequential normed(torch::nn::Linear(6, 8), hvd::SyncBatchNorm(8), torch::nn::ReLU(), torch::nn::Linear(8, 3));
+        Sequential normed(torch::nn::Linear(6, 8), hvd::SyncBatchNorm(8), torch::nn::ReLU(),
+                          torch::nn::Linear(8, 3));
         net = normed;
       }
       net->to(type);
       std::unique_ptr<torch::optim::Optimizer> plain;
       if (variant == "Adam") {
-        plain = std::make_unique<torch::optim::Adam>(net->parameters(), torch::optim::AdamOptions(1e-3));
+        plain = std::make_unique<torch::optim::Adam>(net->parameters(),
+                                                     torch::optim::AdamOptions(1e-3));
       } else {
         plain = wrapped::sgd(net->parameters(), 1e-3);
       }
       std::optional<hvd::MasterWeights> masters;
       if (variant == "16-bit weights") masters.emplace(*plain);
-      torch::optim::Optimizer& inner = masters ? static_cast<torch::optim::Optimizer&>(*masters) : *plain;
+      torch::optim::Optimizer& inner =
+          masters ? static_cast<torch::optim::Optimizer&>(*masters) : *plain;
       DistributedOptimizer optimizer(inner, net->named_parameters(), options);
       for (int step = 0; step < many_steps(); ++step) {
         if (step % 10 == 9) {  // as schedules do
-          for (auto& group : optimizer.param_groups()) group.options().set_lr(group.options().get_lr() * 0.999);
+          for (auto& group : optimizer.param_groups())
+            group.options().set_lr(group.options().get_lr() * 0.999);
         }
         optimizer.zero_grad();
         for (int pass = 0; pass < options.backward_passes_per_step; ++pass)
-          net->forward(data({4, 6}, at::kFloat, hvd::rank(), step + pass).to(type)).square().mean().backward();
+          net->forward(data({4, 6}, at::kFloat, hvd::rank(), step + pass).to(type))
+              .square()
+              .mean()
+              .backward();
         optimizer.step();
       }
       optimizer.check_replicas();

@@ -1,5 +1,5 @@
-// No kind of training gives a false alarm of the replica guard: those that replica_guard_test.cc does not have. HVD_TEST_STEPS is how many
-// steps each makes, by hand 10,000.
+// No kind of training gives a false alarm of the replica guard: those that replica_guard_test.cc
+// does not have. HVD_TEST_STEPS is how many steps each makes, by hand 10,000.
 #include <cstdlib>
 #include <functional>
 #include <limits>
@@ -47,8 +47,8 @@ void on_a_process_set() {
   if (!set.included()) net->parameters()[0].add_(1);
   {
     const torch::AutoGradMode trains(true);
-    DistributedOptimizer optimizer(std::make_unique<SGD>(net->parameters(), SGDOptions(1e-3)), net->named_parameters(),
-                                   {.process_set = set});
+    DistributedOptimizer optimizer(std::make_unique<SGD>(net->parameters(), SGDOptions(1e-3)),
+                                   net->named_parameters(), {.process_set = set});
     for (int step = 0; step < steps(); ++step) {
       optimizer.zero_grad();
       net->forward(batch(step)).square().mean().backward();
@@ -61,7 +61,9 @@ void on_a_process_set() {
 
 void with_join() {
   Sequential net = net_of(false);
-  DistributedOptimizer optimizer(std::make_unique<SGD>(net->parameters(), SGDOptions(1e-3).momentum(0.5)), net->named_parameters());
+  DistributedOptimizer optimizer(
+      std::make_unique<SGD>(net->parameters(), SGDOptions(1e-3).momentum(0.5)),
+      net->named_parameters());
   for (int epoch = 0; epoch < 5; ++epoch) {
     const auto guard = optimizer.join();
     for (int step = 0; step < steps() / 5 + (hvd::rank() + epoch) % hvd::size(); ++step) {
@@ -75,13 +77,15 @@ void with_join() {
 
 void with_scaler(bool sharded) {
   Sequential net = net_of(false);
-  DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 1e-3), net->named_parameters(),
-                                 {.shard_optimizer_state = sharded});
+  DistributedOptimizer optimizer(std::make_unique<torch::optim::Adam>(net->parameters(), 1e-3),
+                                 net->named_parameters(), {.shard_optimizer_state = sharded});
   hvd::GradScaler scaler({.init_scale = 1024, .growth_interval = 5});
   for (int step = 0; step < steps(); ++step) {
     optimizer.zero_grad();
     at::Tensor loss = net->forward(batch(step)).square().mean();
-    if (step % 7 == 3 && hvd::rank() == step % hvd::size()) loss = loss * std::numeric_limits<float>::infinity();  // left out by all
+    // left out by all
+    if (step % 7 == 3 && hvd::rank() == step % hvd::size())
+      loss = loss * std::numeric_limits<float>::infinity();
     scaler.scale(loss).backward();
     if (step % 3 == 0) {
       scaler.unscale_(optimizer);
@@ -98,7 +102,8 @@ void with_lbfgs(bool search) {
   torch::optim::LBFGSOptions options(search ? 1 : 0.01);
   options.max_iter(2).history_size(4);
   if (search) options.line_search_fn("strong_wolfe");
-  DistributedOptimizer optimizer(std::make_unique<torch::optim::LBFGS>(net->parameters(), options), net->named_parameters());
+  DistributedOptimizer optimizer(std::make_unique<torch::optim::LBFGS>(net->parameters(), options),
+                                 net->named_parameters());
   for (int step = 0; step < steps(); ++step) {
     optimizer.step([&] {
       optimizer.zero_grad();
@@ -113,10 +118,14 @@ void with_lbfgs(bool search) {
 void with_sparse_embeddings() {
   torch::manual_seed(3);
   torch::nn::Embedding table(torch::nn::EmbeddingOptions(50, 4).sparse(true));
-  DistributedOptimizer optimizer(std::make_unique<SGD>(table->parameters(), SGDOptions(1e-3)), table->named_parameters());
+  DistributedOptimizer optimizer(std::make_unique<SGD>(table->parameters(), SGDOptions(1e-3)),
+                                 table->named_parameters());
   for (int step = 0; step < steps(); ++step) {
     optimizer.zero_grad();
-    table->forward((torch::arange(5) * (step + 1) + hvd::rank()).remainder(50)).square().mean().backward();
+    table->forward((torch::arange(5) * (step + 1) + hvd::rank()).remainder(50))
+        .square()
+        .mean()
+        .backward();
     optimizer.step();
   }
   end(optimizer, *table);
@@ -127,17 +136,20 @@ void with_changes() {
   Sequential net = net_of(false), head = net_of(false);
   DistributedOptimizer optimizer(std::make_unique<SGD>(net->parameters(), SGDOptions(1e-3)), [&] {
     auto names = net->named_parameters().pairs();
-    for (const auto& item : head->named_parameters()) names.emplace_back("head." + item.key(), item.value());
+    for (const auto& item : head->named_parameters())
+      names.emplace_back("head." + item.key(), item.value());
     return names;
   }());
   for (int step = 0; step < steps(); ++step) {
-    if (step == steps() / 2) optimizer.add_param_group(torch::optim::OptimizerParamGroup(head->parameters()));
+    if (step == steps() / 2)
+      optimizer.add_param_group(torch::optim::OptimizerParamGroup(head->parameters()));
     if (step % 10 == 4) net[0]->parameters()[0].set_requires_grad(step % 20 == 4);
     if (step % 4 == 0 && step < steps() / 2) optimizer.set_weight(1 + hvd::rank());
     optimizer.zero_grad();
     head->zero_grad();
     at::Tensor loss = net->forward(batch(step)).square().mean();
-    if (step >= steps() / 2 && (step + hvd::rank()) % 3 != 0) loss = loss + head->forward(batch(step)).square().mean();
+    if (step >= steps() / 2 && (step + hvd::rank()) % 3 != 0)
+      loss = loss + head->forward(batch(step)).square().mean();
     loss.backward();
     optimizer.step();
     if (step % 5 == 2) {
@@ -199,8 +211,10 @@ void with_ddp(const hvd::Compression& compression) {
   for (const auto& parameter : net->parameters()) CHECK(same_on_all_ranks(parameter));
 }
 
-TEST_CASE("replicas: sets, join, skipped steps, LBFGS, sparse gradients, changes and DDP give no false alarm, by slices and in full" *
-          doctest::timeout(steps() > 1000 ? 3600 : 120)) {
+TEST_CASE(
+    "replicas: sets, join, skipped steps, LBFGS, sparse gradients, changes and DDP give no false "
+    "alarm, by slices and in full" *
+    doctest::timeout(steps() > 1000 ? 3600 : 120)) {
   const std::vector<std::pair<std::string, std::function<void()>>> kinds{
       {"a process set", on_a_process_set},
       {"join", with_join},

@@ -8,11 +8,14 @@ namespace {
 using namespace hvd::test;
 using at::kDouble, at::kFloat;
 
-TEST_CASE("share_memory moves parameters and buffers, values and layouts as they were, and training goes on") {
+TEST_CASE(
+    "share_memory moves parameters and buffers, values and layouts as they were, and training goes "
+    "on") {
   torch::nn::Sequential net(torch::nn::Conv2d(3, 8, 3), torch::nn::BatchNorm2d(8));
   hvd::broadcast_parameters(net, 0);
   auto* const conv = net->at<torch::nn::Conv2dImpl>(0).weight.unsafeGetTensorImpl();
-  net->at<torch::nn::Conv2dImpl>(0).weight.set_data(net->at<torch::nn::Conv2dImpl>(0).weight.contiguous(at::MemoryFormat::ChannelsLast));
+  net->at<torch::nn::Conv2dImpl>(0).weight.set_data(
+      net->at<torch::nn::Conv2dImpl>(0).weight.contiguous(at::MemoryFormat::ChannelsLast));
   torch::optim::Adam adam(net->parameters(), torch::optim::AdamOptions(0.01));
   hvd::DistributedOptimizer optimizer(adam, net->named_parameters());
   std::vector<at::Tensor> before;
@@ -42,20 +45,26 @@ TEST_CASE("share_memory moves parameters and buffers, values and layouts as they
   CHECK(!torch::equal(net->buffers()[0], torch::zeros({8})));
 }
 
-TEST_CASE("share_memory: collectives then take the tensors where they are, and each rank's values are its own") {
+TEST_CASE(
+    "share_memory: collectives then take the tensors where they are, and each rank's values are "
+    "its own") {
   auto net = small_model(kFloat, 4096);
   CHECK(hvd::share_memory(net) == net->parameters().size());
   const torch::NoGradGuard no_gradient;
   for (auto& parameter : net->parameters()) parameter.fill_(hvd::rank());
   hvd::barrier();
-  for (const auto& parameter : net->parameters()) CHECK(parameter.eq(hvd::rank()).all().item<bool>());
+  for (const auto& parameter : net->parameters())
+    CHECK(parameter.eq(hvd::rank()).all().item<bool>());
   const auto copied = hvd::stats().bytes_zero_copy;
   for (auto& parameter : net->parameters()) hvd::allreduce_(parameter, {.op = hvd::ReduceOp::Sum});
-  for (const auto& parameter : net->parameters()) CHECK(parameter.eq(hvd::size() * (hvd::size() - 1) / 2).all().item<bool>());
+  for (const auto& parameter : net->parameters())
+    CHECK(parameter.eq(hvd::size() * (hvd::size() - 1) / 2).all().item<bool>());
   CHECK((hvd::size() == 1 || hvd::stats().bytes_zero_copy > copied));
 }
 
-TEST_CASE("share_memory: tied weights stay tied; what others refer to stays where it is; twice is once more") {
+TEST_CASE(
+    "share_memory: tied weights stay tied; what others refer to stays where it is; twice is once "
+    "more") {
   TiedNet net;
   CHECK(hvd::share_memory(net) == 3);
   CHECK(net.embedding->weight.is_same(net.decoder->weight));

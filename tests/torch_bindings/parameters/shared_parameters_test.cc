@@ -1,5 +1,7 @@
-// share_parameters: one copy of the parameters per host. That it computes what shard_optimizer_state does, bit for bit: the cases of
-// optimizer_shards_test.cc, what_if_sharded_test.cc and others, which run with and without. Here: whose memory it is, and who may write.
+// share_parameters: one copy of the parameters per host. That it computes what
+// shard_optimizer_state does, bit for bit: the cases of optimizer_shards_test.cc,
+// what_if_sharded_test.cc and others, which run with and without. Here: whose memory it is, and who
+// may write.
 #include <cstdint>
 #include <set>
 #include <sstream>
@@ -14,12 +16,15 @@ using hvd::DistributedOptimizer, hvd::Mismatch, hvd::InvalidArgument;
 using torch::optim::SGD, torch::optim::SGDOptions;
 
 struct SharedRun {
-  SharedRun() : wrapped(net.parameters(), SGDOptions(0.1).momentum(0.9)), plain(alone.parameters(), SGDOptions(0.1).momentum(0.9)) {
+  SharedRun()
+      : wrapped(net.parameters(), SGDOptions(0.1).momentum(0.9)),
+        plain(alone.parameters(), SGDOptions(0.1).momentum(0.9)) {
     wrap();
   }
   void wrap() {
-    optimizer =
-        std::make_unique<DistributedOptimizer>(wrapped, net.named_parameters(), hvd::DistributedOptimizerOptions{.share_parameters = true});
+    optimizer = std::make_unique<DistributedOptimizer>(
+        wrapped, net.named_parameters(),
+        hvd::DistributedOptimizerOptions{.share_parameters = true});
   }
   void step() {
     step_together(net, *optimizer, number);
@@ -53,7 +58,9 @@ const bool& together() {
   return more_than_one;
 }
 
-TEST_CASE("share_parameters: a host has one copy, which one of its ranks may write while the others wait") {
+TEST_CASE(
+    "share_parameters: a host has one copy, which one of its ranks may write while the others "
+    "wait") {
   SharedRun run;
   CHECK(run.optimizer->shares_parameters() == together());
   CHECK(run.optimizer->is_sharded());
@@ -70,7 +77,9 @@ TEST_CASE("share_parameters: a host has one copy, which one of its ranks may wri
   }
 }
 
-TEST_CASE("share_parameters: the guard's scope does not change what a plain or a sharded optimizer's users write: every rank") {
+TEST_CASE(
+    "share_parameters: the guard's scope does not change what a plain or a sharded optimizer's "
+    "users write: every rank") {
   for (const bool shard : {false, true}) {
     TiedNet net;
     SGD sgd(net.parameters(), SGDOptions(0.1));
@@ -86,7 +95,9 @@ TEST_CASE("share_parameters: the guard's scope does not change what a plain or a
   }
 }
 
-TEST_CASE("share_parameters: what if I write parameters on one rank, or on all, without the guard: all ranks hear of it, and can go on") {
+TEST_CASE(
+    "share_parameters: what if I write parameters on one rank, or on all, without the guard: all "
+    "ranks hear of it, and can go on") {
   for (const bool all : {false, true}) {
     SharedRun run;
     run.step();
@@ -101,7 +112,9 @@ TEST_CASE("share_parameters: what if I write parameters on one rank, or on all, 
   }
 }
 
-TEST_CASE("share_parameters: ranks that begin with different parameters are told so, and to broadcast them") {
+TEST_CASE(
+    "share_parameters: ranks that begin with different parameters are told so, and to broadcast "
+    "them") {
   SharedRun run;
   write(run.net.hidden->bias, hvd::rank());
   const std::string text = run.refused_step();
@@ -115,7 +128,9 @@ TEST_CASE("share_parameters: ranks that begin with different parameters are told
   CHECK(equal_on_all_ranks(run.net));
 }
 
-TEST_CASE("share_parameters: what broadcasts and torch::load write is taken over, also when parameters got other memory by it") {
+TEST_CASE(
+    "share_parameters: what broadcasts and torch::load write is taken over, also when parameters "
+    "got other memory by it") {
   SharedRun run;
   run.step();
   std::stringstream file;
@@ -139,9 +154,12 @@ TEST_CASE("share_parameters: what broadcasts and torch::load write is taken over
   }
 }
 
-TEST_CASE("share_parameters: averaged parameters during evaluation are each rank's own, and the training goes on as if nothing had been") {
+TEST_CASE(
+    "share_parameters: averaged parameters during evaluation are each rank's own, and the training "
+    "goes on as if nothing had been") {
   SharedRun run;
-  hvd::ExponentialMovingAverage average(run.net, {.decay = 0.5}), average_alone(run.alone, {.decay = 0.5});
+  hvd::ExponentialMovingAverage average(run.net, {.decay = 0.5}),
+      average_alone(run.alone, {.decay = 0.5});
   for (int step = 0; step < 4; ++step) {
     run.step();
     average.update();
@@ -160,7 +178,9 @@ TEST_CASE("share_parameters: averaged parameters during evaluation are each rank
   run.step();
 }
 
-TEST_CASE("share_parameters: after the wrapper's end, or unshard(), each rank has parameters of its own") {
+TEST_CASE(
+    "share_parameters: after the wrapper's end, or unshard(), each rank has parameters of its "
+    "own") {
   for (const bool unshard : {false, true}) {
     SharedRun run;
     run.step();
@@ -199,7 +219,9 @@ struct Failing : SGD {
   int steps = 0;
 };
 
-TEST_CASE("share_parameters: an optimizer that throws on one rank while it updates its share is a Mismatch on the others") {
+TEST_CASE(
+    "share_parameters: an optimizer that throws on one rank while it updates its share is a "
+    "Mismatch on the others") {
   for (const bool with_closure : {false, true}) {
     CAPTURE(with_closure);
     TiedNet net;
@@ -231,7 +253,8 @@ TEST_CASE("share_parameters: refused at once, on all ranks, where it cannot work
   torch::nn::Linear layer(3, 2);
   const at::Tensor flat = torch::zeros({6});
   layer->weight.set_data(flat.view({2, 3}).slice(1, 0, 3));
-  const auto wrap = [&](torch::nn::Module& module, torch::optim::Optimizer& optimizer, hvd::DistributedOptimizerOptions options = {}) {
+  const auto wrap = [&](torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                        hvd::DistributedOptimizerOptions options = {}) {
     options.share_parameters = true;
     try {
       DistributedOptimizer refused(optimizer, module.named_parameters(), options);

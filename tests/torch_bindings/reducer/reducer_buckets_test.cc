@@ -61,37 +61,47 @@ TEST_CASE("fusion: the 62 gradients of a model travel in few batches, and start 
 TEST_CASE("gradients taken when their bucket is complete are those taken one by one") {
   // How gradients on a GPU get to where they are reduced; it needs none.
   using hvd::GradientReducer;
-  CHECK(hvd::allocate_on_device(64, {}, hvd::DataType::Float32) == nullptr);  // the host's is allocate_shared
+  // the host's is allocate_shared
+  CHECK(hvd::allocate_on_device(64, {}, hvd::DataType::Float32) == nullptr);
   int number = 0;
   for (const auto& compression : {hvd::Compression::none(), hvd::Compression::fp16()}) {
     for (const int passes : {1, 2}) {
       for (const bool set_to_none : {true, false}) {
         std::vector<std::vector<at::Tensor>> all;
-        for (const auto taking : {GradientReducer::Taking::ByDevice, GradientReducer::Taking::Together}) {
+        for (const auto taking :
+             {GradientReducer::Taking::ByDevice, GradientReducer::Taking::Together}) {
           auto net = small_model(kFloat);
           std::vector<GradientReducer::Named> named;
-          for (const auto& item : net->named_parameters()) named.push_back({item.key(), item.value()});
-          const DistributedOptimizerOptions options{
-              .compression = compression, .backward_passes_per_step = passes, .gradient_predivide_factor = 2, .groups = 2};
-          const auto reducer = std::make_shared<GradientReducer>(named, options, number++, "taken", taking);
+          for (const auto& item : net->named_parameters())
+            named.push_back({item.key(), item.value()});
+          const DistributedOptimizerOptions options{.compression = compression,
+                                                    .backward_passes_per_step = passes,
+                                                    .gradient_predivide_factor = 2,
+                                                    .groups = 2};
+          const auto reducer =
+              std::make_shared<GradientReducer>(named, options, number++, "taken", taking);
           reducer->hook();
           auto& gradients = all.emplace_back();
           std::vector<const void*> homes;
           for (int step = 0; step < 4; ++step) {
             for (int pass = 0; pass < passes; ++pass) {
-              // The last layer gets no gradient on the last rank now and then, and nowhere in the last step.
+              // The last layer gets no gradient on the last rank now and then, and nowhere in the
+              // last step.
               const bool whole = step < 3 && (step != 1 || hvd::rank() + 1 < hvd::size());
               const at::Tensor x = data({5, 6}, kFloat, hvd::rank(), step * 2 + pass);
-              (whole ? small_loss(net, hvd::rank(), step * 2 + pass) : net[0]->as<torch::nn::Linear>()->forward(x).square().mean())
+              (whole ? small_loss(net, hvd::rank(), step * 2 + pass)
+                     : net[0]->as<torch::nn::Linear>()->forward(x).square().mean())
                   .backward();
             }
             reducer->synchronize();
             for (const auto& each : named) {
               const at::Tensor& gradient = each.parameter.grad();
               gradients.push_back(gradient.defined() ? gradient.clone() : at::Tensor());
-              if (compression == hvd::Compression::none() && step == 0) homes.push_back(gradient.const_data_ptr());
+              if (compression == hvd::Compression::none() && step == 0)
+                homes.push_back(gradient.const_data_ptr());
               if (compression == hvd::Compression::none() && gradient.defined())
-                CHECK(gradient.const_data_ptr() == homes[static_cast<std::size_t>(&each - named.data())]);
+                CHECK(gradient.const_data_ptr() ==
+                      homes[static_cast<std::size_t>(&each - named.data())]);
               if (set_to_none) {
                 each.parameter.mutable_grad() = at::Tensor();
               } else if (gradient.defined()) {
@@ -114,7 +124,8 @@ TEST_CASE("gradients taken when their bucket is complete are those taken one by 
 }
 
 TEST_CASE("parameters in other layouts, empty ones, and of several types") {
-  at::Tensor image = data({2, 3, 4, 5}, kFloat, 0).contiguous(at::MemoryFormat::ChannelsLast).requires_grad_();
+  at::Tensor image =
+      data({2, 3, 4, 5}, kFloat, 0).contiguous(at::MemoryFormat::ChannelsLast).requires_grad_();
   at::Tensor turned = data({4, 6}, kFloat, 0).t().requires_grad_();
   at::Tensor empty = torch::empty({0, 3}).requires_grad_();
   at::Tensor scalar = torch::tensor(2.0, kDouble).requires_grad_();
@@ -125,7 +136,9 @@ TEST_CASE("parameters in other layouts, empty ones, and of several types") {
     optimizer.zero_grad();
     const float scale = static_cast<float>(hvd::rank() + 1);
     const float mean = static_cast<float>(hvd::size() + 1) / 2;
-    (image.square().sum() * scale + turned.square().sum() * scale + empty.sum() + scalar * scale + (half * scale).sum()).backward();
+    (image.square().sum() * scale + turned.square().sum() * scale + empty.sum() + scalar * scale +
+     (half * scale).sum())
+        .backward();
     optimizer.synchronize();
     CHECK(torch::allclose(image.grad(), 2 * mean * image, 1e-3, 1e-3));
     CHECK(torch::allclose(turned.grad(), 2 * mean * turned, 1e-3, 1e-3));
@@ -137,12 +150,19 @@ TEST_CASE("parameters in other layouts, empty ones, and of several types") {
   }
 }
 
-TEST_CASE("a group with a parameter on a device that no collective reaches is refused, which only a look at each device finds") {
+TEST_CASE(
+    "a group with a parameter on a device that no collective reaches is refused, which only a look "
+    "at each device finds") {
   const at::Tensor here = torch::ones({3}, torch::requires_grad()),
                    elsewhere = torch::ones({3}, at::TensorOptions(at::kMeta).requires_grad(true));
-  for (const auto& options : {DistributedOptimizerOptions{.groups = std::vector<Parameters>{{here, elsewhere}}}, {.groups = 1}, {}}) {
+  for (const auto& options :
+       {DistributedOptimizerOptions{.groups = std::vector<Parameters>{{here, elsewhere}}},
+        {.groups = 1},
+        {}}) {
     torch::optim::SGD wrapped({here, elsewhere}, 0.1);
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { DistributedOptimizer(wrapped, {}, options); }), "meta"));
+    CHECK(contains(
+        error_of<hvd::InvalidArgument>([&] { DistributedOptimizer(wrapped, {}, options); }),
+        "meta"));
   }
 }
 

@@ -10,15 +10,19 @@ using namespace hvd::test;
 using namespace hvd::test::wrapped;
 using hvd::DistributedOptimizer;
 
-TEST_CASE("sparse gradients travel as indices and values, also where some ranks have none; the same as dense ones") {
+TEST_CASE(
+    "sparse gradients travel as indices and values, also where some ranks have none; the same as "
+    "dense ones") {
   struct Net : torch::nn::Module {
     torch::nn::Embedding table{nullptr};
     torch::nn::Linear head{nullptr};
     explicit Net(bool sparse) {
-      table = register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 4).sparse(sparse)));
+      table = register_module(
+          "table", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 4).sparse(sparse)));
       head = register_module("head", torch::nn::Linear(4, 2));
       const torch::NoGradGuard no_gradient;
-      for (auto& parameter : parameters()) parameter.copy_(torch::arange(parameter.numel()).reshape(parameter.sizes()) * 0.01);
+      for (auto& parameter : parameters())
+        parameter.copy_(torch::arange(parameter.numel()).reshape(parameter.sizes()) * 0.01);
     }
   };
   const auto train = [](bool sparse, hvd::DistributedOptimizerOptions options) {
@@ -29,7 +33,9 @@ TEST_CASE("sparse gradients travel as indices and values, also where some ranks 
       optimizer.zero_grad();
       const bool uses_table = step % 2 == 1 || hvd::rank() != 0;
       const at::Tensor words =
-          uses_table ? net->table->forward(torch::tensor({hvd::rank(), step, (step + hvd::rank()) % 10})) : torch::ones({3, 4});
+          uses_table
+              ? net->table->forward(torch::tensor({hvd::rank(), step, (step + hvd::rank()) % 10}))
+              : torch::ones({3, 4});
       net->head->forward(words).pow(2).sum().backward();
       optimizer.step();
     }
@@ -42,7 +48,8 @@ TEST_CASE("sparse gradients travel as indices and values, also where some ranks 
   CHECK(torch::allclose(travelled.first, expected.first));
   CHECK(torch::allclose(travelled.second, expected.second));
   CHECK(torch::allclose(made_dense.first, expected.first));
-  const auto predivided = train(true, {.gradient_predivide_factor = 5});  // by the same rule, in and out of buckets
+  // by the same rule, in and out of buckets
+  const auto predivided = train(true, {.gradient_predivide_factor = 5});
   CHECK(torch::allclose(predivided.first, expected.first));
   CHECK(torch::allclose(predivided.second, expected.second));
 }

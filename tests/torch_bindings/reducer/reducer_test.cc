@@ -1,4 +1,5 @@
-// GradientReducer by way of the optimizer: branches, frozen parameters, two at once, models that differ.
+// GradientReducer by way of the optimizer: branches, frozen parameters, two at once, models that
+// differ.
 #include <memory>
 
 #include "tests/torch_bindings/wrapped_optimizers.h"
@@ -19,7 +20,8 @@ struct Branches {
   Parameters parameters;
   Branches() {
     int variant = 0;
-    for (auto& [name, layer] : std::vector<std::pair<std::string, torch::nn::Linear>>{{"left", left}, {"right", right}, {"idle", idle}}) {
+    for (auto& [name, layer] : std::vector<std::pair<std::string, torch::nn::Linear>>{
+             {"left", left}, {"right", right}, {"idle", idle}}) {
       layer->to(kDouble);
       const torch::NoGradGuard no_gradient;
       for (auto& item : layer->named_parameters()) {
@@ -36,7 +38,9 @@ TEST_CASE("ranks take different branches; what nobody used stays without a gradi
     Branches net;
     const auto wrapped = sgd(net.parameters);
     DistributedOptimizer optimizer(*wrapped, net.named, {.compression = compression});
-    const auto gradient = [](int rank, int step) { return data({4, 6}, kDouble, rank, step).sum(0).expand({3, 6}); };
+    const auto gradient = [](int rank, int step) {
+      return data({4, 6}, kDouble, rank, step).sum(0).expand({3, 6});
+    };
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       auto& mine = hvd::rank() % 2 == 0 ? net.left : net.right;
@@ -46,9 +50,11 @@ TEST_CASE("ranks take different branches; what nobody used stays without a gradi
       at::Tensor right = left.clone();
       for (int r = 0; r < hvd::size(); ++r) (r % 2 == 0 ? left : right) += gradient(r, step);
       CHECK(torch::allclose(net.left->weight.grad(), left / hvd::size(), 1e-2, 1e-2));
-      if (compression == hvd::Compression::none()) CHECK(torch::allclose(net.left->weight.grad(), left / hvd::size(), 1e-14, 1e-14));
+      if (compression == hvd::Compression::none())
+        CHECK(torch::allclose(net.left->weight.grad(), left / hvd::size(), 1e-14, 1e-14));
       CHECK(net.right->weight.grad().defined() == (hvd::size() > 1));
-      if (hvd::size() > 1) CHECK(torch::allclose(net.right->weight.grad(), right / hvd::size(), 1e-2, 1e-2));
+      if (hvd::size() > 1)
+        CHECK(torch::allclose(net.right->weight.grad(), right / hvd::size(), 1e-2, 1e-2));
       CHECK(!net.idle->weight.grad().defined());
       CHECK(!net.idle->bias.grad().defined());
       optimizer.step();
@@ -94,14 +100,18 @@ TEST_CASE("two optimizers in one process, as a GAN has them") {
       bridge->to(kDouble);
       torch::nn::init::constant_(bridge->weight, 0.25);
       const auto one = sgd(generator->parameters());
-      const auto two = std::make_unique<torch::optim::Adam>(critic->parameters(), torch::optim::AdamOptions(0.01));
+      const auto two = std::make_unique<torch::optim::Adam>(critic->parameters(),
+                                                            torch::optim::AdamOptions(0.01));
       std::unique_ptr<DistributedOptimizer> first;
       std::unique_ptr<DistributedOptimizer> second;
       if (distributed) {
-        first = with_names ? std::make_unique<DistributedOptimizer>(*one, generator->named_parameters())
-                           : std::make_unique<DistributedOptimizer>(*one);
-        second = with_names ? std::make_unique<DistributedOptimizer>(*two, critic->named_parameters())  // the same names again
-                            : std::make_unique<DistributedOptimizer>(*two);
+        first = with_names
+                    ? std::make_unique<DistributedOptimizer>(*one, generator->named_parameters())
+                    : std::make_unique<DistributedOptimizer>(*one);
+        // the same names again
+        second = with_names
+                     ? std::make_unique<DistributedOptimizer>(*two, critic->named_parameters())
+                     : std::make_unique<DistributedOptimizer>(*two);
       }
       // Every rank has the same data: the average is what one process would have.
       for (int step = 0; step < 3; ++step) {
@@ -119,7 +129,8 @@ TEST_CASE("two optimizers in one process, as a GAN has them") {
           first->zero_grad();
         else
           generator->zero_grad();
-        critic->forward(bridge->forward(generator->forward(x))).sum().backward();  // also fills the critic's gradients
+        // also fills the critic's gradients
+        critic->forward(bridge->forward(generator->forward(x))).sum().backward();
         if (distributed)
           first->step();
         else
@@ -127,7 +138,8 @@ TEST_CASE("two optimizers in one process, as a GAN has them") {
       }
       std::vector<at::Tensor> flat;
       for (const auto& net : {generator, critic})
-        for (const auto& parameter : net->parameters()) flat.push_back(parameter.detach().reshape({-1}));
+        for (const auto& parameter : net->parameters())
+          flat.push_back(parameter.detach().reshape({-1}));
       return torch::cat(flat);
     };
     CHECK(torch::allclose(run(true), run(false), 1e-13, 1e-13));

@@ -1,4 +1,5 @@
-// Weights of the ranks' gradients: N ranks with batches of different sizes train as one process with all rows.
+// Weights of the ranks' gradients: N ranks with batches of different sizes train as one process
+// with all rows.
 #include <functional>
 #include <limits>
 #include <memory>
@@ -30,20 +31,27 @@ std::int64_t all_rows(int step) {
   for (const int rank : everyone()) rows += rows_of(rank, step);
   return rows;
 }
-at::Tensor inputs(int step, at::ScalarType type = kDouble) { return data({all_rows(step), 6}, kDouble, 0, step).to(type); }
-at::Tensor targets(int step, at::ScalarType type = kDouble) { return data({all_rows(step), 3}, kDouble, 1, step).to(type); }
+at::Tensor inputs(int step, at::ScalarType type = kDouble) {
+  return data({all_rows(step), 6}, kDouble, 0, step).to(type);
+}
+at::Tensor targets(int step, at::ScalarType type = kDouble) {
+  return data({all_rows(step), 3}, kDouble, 1, step).to(type);
+}
 /// The mean loss over this rank's rows: not a number where there are none.
-at::Tensor own_loss(const std::function<at::Tensor(const at::Tensor&)>& forward, int step, at::ScalarType type = kDouble) {
+at::Tensor own_loss(const std::function<at::Tensor(const at::Tensor&)>& forward, int step,
+                    at::ScalarType type = kDouble) {
   std::int64_t first = 0;
   for (int rank = 0; rank < hvd::rank(); ++rank) first += rows_of(rank, step);
   const std::int64_t rows = rows_of(hvd::rank(), step);
-  return F::mse_loss(forward(inputs(step, type).narrow(0, first, rows)), targets(step, type).narrow(0, first, rows));
+  return F::mse_loss(forward(inputs(step, type).narrow(0, first, rows)),
+                     targets(step, type).narrow(0, first, rows));
 }
 
 constexpr int kSteps = 7;
 
 std::unique_ptr<Optimizer> make(bool adam, const Sequential& net) {
-  if (adam) return std::make_unique<torch::optim::Adam>(net->parameters(), torch::optim::AdamOptions(0.01));
+  if (adam)
+    return std::make_unique<torch::optim::Adam>(net->parameters(), torch::optim::AdamOptions(0.01));
   return wrapped::sgd(net->parameters());
 }
 
@@ -59,7 +67,8 @@ at::Tensor train_alone(bool adam) {
   return flat(net);
 }
 
-at::Tensor train_together(bool adam, const DistributedOptimizerOptions& options, at::ScalarType type = kDouble) {
+at::Tensor train_together(bool adam, const DistributedOptimizerOptions& options,
+                          at::ScalarType type = kDouble) {
   Sequential net = small_model(type);
   const auto plain = make(adam, net);
   DistributedOptimizer optimizer(*plain, net->named_parameters(), options);
@@ -73,7 +82,8 @@ at::Tensor train_together(bool adam, const DistributedOptimizerOptions& options,
   return flat(net);
 }
 
-TEST_CASE("with weights, ranks with batches of different sizes train as one process with all rows") {
+TEST_CASE(
+    "with weights, ranks with batches of different sizes train as one process with all rows") {
   for (const bool adam : {false, true}) {
     CAPTURE(adam);
     const at::Tensor alone = train_alone(adam);
@@ -90,12 +100,16 @@ TEST_CASE("with weights, ranks with batches of different sizes train as one proc
       CHECK(difference(train_together(adam, options), alone) < 1e-12);
     }
     CHECK(difference(train_together(adam, {}, kFloat).to(kDouble), alone) < 1e-4);
-    CHECK(difference(train_together(adam, {.compression = Compression::bf16()}), alone) < (adam ? 0.2 : 3e-2));
-    CHECK(difference(train_together(adam, {.compression = Compression::fp16()}), alone) < (adam ? 0.2 : 5e-3));
+    CHECK(difference(train_together(adam, {.compression = Compression::bf16()}), alone) <
+          (adam ? 0.2 : 3e-2));
+    CHECK(difference(train_together(adam, {.compression = Compression::fp16()}), alone) <
+          (adam ? 0.2 : 5e-3));
   }
 }
 
-TEST_CASE("with weights, compressions with a memory reduce the weighted gradients: what leaves nothing out gives the weighted mean") {
+TEST_CASE(
+    "with weights, compressions with a memory reduce the weighted gradients: what leaves nothing "
+    "out gives the weighted mean") {
   const at::Tensor alone = train_alone(false);
   CHECK(difference(train_together(false, {.compression = Compression::topk(1)}), alone) < 1e-5);
   CHECK(difference(train_together(false, {.compression = Compression::int8()}), alone) < 5e-2);
@@ -123,16 +137,20 @@ TEST_CASE("with weights and several backward passes a step, the weight is that o
   Sequential alone = small_model();
   const auto reference = wrapped::sgd(alone->parameters());
   for (int step = 0; step < 6; step += 2) {
-    const auto rows = static_cast<double>(rows_of(hvd::rank(), step) + rows_of(hvd::rank(), step + 1));
+    const auto rows =
+        static_cast<double>(rows_of(hvd::rank(), step) + rows_of(hvd::rank(), step + 1));
     optimizer.zero_grad();
     optimizer.set_weight(rows);
     for (const int pass : {step, step + 1}) {
       const auto own = static_cast<double>(rows_of(hvd::rank(), pass));
-      if (own > 0) (own_loss([&](const at::Tensor& x) { return net->forward(x); }, pass) * own / rows).backward();
+      if (own > 0)
+        (own_loss([&](const at::Tensor& x) { return net->forward(x); }, pass) * own / rows)
+            .backward();
     }
     optimizer.step();
     reference->zero_grad();
-    const at::Tensor x = torch::cat({inputs(step), inputs(step + 1)}), y = torch::cat({targets(step), targets(step + 1)});
+    const at::Tensor x = torch::cat({inputs(step), inputs(step + 1)}),
+                     y = torch::cat({targets(step), targets(step + 1)});
     F::mse_loss(alone->forward(x), y).backward();
     reference->step();
     CHECK(difference(flat(net), flat(alone)) < 1e-12);
@@ -141,7 +159,9 @@ TEST_CASE("with weights and several backward passes a step, the weight is that o
 
 TEST_CASE("with weights, an optimizer with a closure decides by the mean loss over all rows") {
   const auto lbfgs = [](const Sequential& net) {
-    return torch::optim::LBFGS(net->parameters(), torch::optim::LBFGSOptions(1).max_iter(5).line_search_fn("strong_wolfe"));
+    return torch::optim::LBFGS(
+        net->parameters(),
+        torch::optim::LBFGSOptions(1).max_iter(5).line_search_fn("strong_wolfe"));
   };
   Sequential net = small_model(), alone = small_model();
   auto plain = lbfgs(net), reference = lbfgs(alone);
@@ -165,7 +185,9 @@ TEST_CASE("with weights, an optimizer with a closure decides by the mean loss ov
   CHECK(same_on_all_ranks(flat(net)));
 }
 
-TEST_CASE("with weights, sparse gradients are averaged over rows, and those of a rank that counts nothing leave no trace") {
+TEST_CASE(
+    "with weights, sparse gradients are averaged over rows, and those of a rank that counts "
+    "nothing leave no trace") {
   for (const bool as_dense : {false, true}) {
     torch::manual_seed(1);
     torch::nn::Embedding table(torch::nn::EmbeddingOptions(6, 2).sparse(true));
@@ -174,7 +196,9 @@ TEST_CASE("with weights, sparse gradients are averaged over rows, and those of a
     DistributedOptimizer optimizer(plain, table->named_parameters(), {.sparse_as_dense = as_dense});
     const int rank = hvd::rank(), ranks = hvd::size();
     for (const bool first_counts : {true, false}) {
-      const auto weight = [&](int of) { return of == 0 && !first_counts && ranks > 1 ? 0.0 : of + 1.0; };
+      const auto weight = [&](int of) {
+        return of == 0 && !first_counts && ranks > 1 ? 0.0 : of + 1.0;
+      };
       optimizer.zero_grad();
       optimizer.set_weight(weight(rank));
       at::Tensor loss = table->forward(torch::tensor({rank % 6, 5})).sum() * (rank + 2);
@@ -197,10 +221,12 @@ TEST_CASE("with weights, sparse gradients are averaged over rows, and those of a
   }
 }
 
-TEST_CASE("with weights in a join(), ranks that have ended count nothing, whatever the division says") {
+TEST_CASE(
+    "with weights in a join(), ranks that have ended count nothing, whatever the division says") {
   for (const bool by_all : {true, false}) {
     Sequential net = small_model(), alone = small_model();
-    const auto plain = wrapped::sgd(net->parameters()), reference = wrapped::sgd(alone->parameters());
+    const auto plain = wrapped::sgd(net->parameters()),
+               reference = wrapped::sgd(alone->parameters());
     DistributedOptimizer optimizer(*plain, net->named_parameters());
     const auto steps_of = [](int rank) { return 2 + rank; };
     {
@@ -253,7 +279,9 @@ TEST_CASE("weights of a process set are those of its ranks") {
   hvd::remove_process_set(set);
 }
 
-TEST_CASE("with weights and a GradScaler: the scaled gradients are averaged over rows; a step that is left out uses the weight up") {
+TEST_CASE(
+    "with weights and a GradScaler: the scaled gradients are averaged over rows; a step that is "
+    "left out uses the weight up") {
   Sequential net = small_model();
   const auto plain = wrapped::sgd(net->parameters());
   DistributedOptimizer optimizer(*plain, net->named_parameters());

@@ -12,7 +12,9 @@ namespace {
 using hvd::RoundHistory;
 using hvd::Shape;
 
-TEST_CASE("round history: rounds between two steps are told apart, up to eight, and so is whether there was a step before them") {
+TEST_CASE(
+    "round history: rounds between two steps are told apart, up to eight, and so is whether there "
+    "was a step before them") {
   RoundHistory history("optimizer.0");
   CHECK((history.kind() == 0 && history.peculiarities(false).empty()));
   std::set<std::size_t> kinds;
@@ -38,7 +40,9 @@ TEST_CASE("round history: rounds between two steps are told apart, up to eight, 
   CHECK(history.kind() == 0);
 }
 
-TEST_CASE("round history: what was announced is compared once, unless something else has been announced meanwhile") {
+TEST_CASE(
+    "round history: what was announced is compared once, unless something else has been announced "
+    "meanwhile") {
   RoundHistory history("optimizer.0");
   CHECK(history.announced().empty());
   history.announce({3, 4}, "");
@@ -65,16 +69,18 @@ TEST_CASE("round history: what is unusual is said, all of it") {
   RoundHistory history("ddp.1");
   CHECK(history.peculiarities(true) == "has called set_weight() for this step");
   history.end_round();
-  CHECK(history.peculiarities(false) == "has reduced gradients since its last step() or zero_grad()");
+  CHECK(history.peculiarities(false) ==
+        "has reduced gradients since its last step() or zero_grad()");
   history.throw_away();
   CHECK(history.peculiarities(false) == "has thrown its last gradients away without a step()");
   history.refuse("head.weight");
   CHECK(history.peculiarities(true) ==
-        "has called set_weight() for this step, and has not made its last step, as the gradient of 'head.weight' was changed while on its "
-        "way");
+        "has called set_weight() for this step, and has not made its last step, as the gradient of "
+        "'head.weight' was changed while on its way");
   history.end_round();
   history.announce({1}, "");
-  CHECK(history.peculiarities(false).starts_with("has changed the parameters or groups of ddp.1, and "));
+  CHECK(history.peculiarities(false).starts_with(
+      "has changed the parameters or groups of ddp.1, and "));
   history.announce({1}, "has unfrozen 2 parameters");
   CHECK(history.peculiarities(false).starts_with("has unfrozen 2 parameters, and "));
   history.drop_announcement();

@@ -1,4 +1,5 @@
-// shard_optimizer_state: bit for bit what the plain optimizer does, with a share of its state on each rank.
+// shard_optimizer_state: bit for bit what the plain optimizer does, with a share of its state on
+// each rank.
 #include <functional>
 #include <memory>
 #include <sstream>
@@ -14,7 +15,8 @@ using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
 using Parameters = std::vector<at::Tensor>;
 
-/// A large matrix that is cut, a channels-last convolution, small ones, and one that never gets a gradient.
+/// A large matrix that is cut, a channels-last convolution, small ones, and one that never gets a
+/// gradient.
 struct SmallNet : torch::nn::Module {
   explicit SmallNet(at::ScalarType type) {
     conv = register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 8, 3)));
@@ -24,7 +26,8 @@ struct SmallNet : torch::nn::Module {
     to(type);
     const torch::NoGradGuard no_gradient;
     int variant = 0;
-    for (auto& parameter : parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.1);
+    for (auto& parameter : parameters())
+      parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.1);
     conv->weight.set_data(conv->weight.contiguous(at::MemoryFormat::ChannelsLast));
   }
   at::Tensor loss(int rank, int step) {
@@ -44,7 +47,8 @@ std::unique_ptr<Optimizer> grouped(SmallNet& net, const Options& options) {
   half.lr(options.lr() / 2);
   std::vector<OptimizerParamGroup> groups;
   groups.emplace_back(Parameters{net.conv->weight, net.conv->bias, net.unused, net.out->bias});
-  groups.emplace_back(Parameters{net.wide->weight, net.wide->bias, net.out->weight}, std::make_unique<Options>(half));
+  groups.emplace_back(Parameters{net.wide->weight, net.wide->bias, net.out->weight},
+                      std::make_unique<Options>(half));
   return std::make_unique<Kind>(std::move(groups), options);
 }
 
@@ -52,11 +56,21 @@ using Make = std::function<std::unique_ptr<Optimizer>(SmallNet&)>;
 const std::vector<std::pair<std::string, Make>>& optimizers() {
   using namespace torch::optim;
   static const std::vector<std::pair<std::string, Make>> all{
-      {"SGD", [](SmallNet& net) { return grouped<SGD>(net, SGDOptions(0.1).momentum(0.9).weight_decay(0.01)); }},
+      {"SGD",
+       [](SmallNet& net) {
+         return grouped<SGD>(net, SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
+       }},
       {"Adam", [](SmallNet& net) { return grouped<Adam>(net, AdamOptions(0.01)); }},
-      {"AdamW", [](SmallNet& net) { return grouped<AdamW>(net, AdamWOptions(0.01).amsgrad(true)); }},
-      {"RMSprop", [](SmallNet& net) { return grouped<RMSprop>(net, RMSpropOptions(0.01).centered(true).momentum(0.5)); }},
-      {"Adagrad", [](SmallNet& net) { return grouped<Adagrad>(net, AdagradOptions(0.05).initial_accumulator_value(0.1)); }},
+      {"AdamW",
+       [](SmallNet& net) { return grouped<AdamW>(net, AdamWOptions(0.01).amsgrad(true)); }},
+      {"RMSprop",
+       [](SmallNet& net) {
+         return grouped<RMSprop>(net, RMSpropOptions(0.01).centered(true).momentum(0.5));
+       }},
+      {"Adagrad",
+       [](SmallNet& net) {
+         return grouped<Adagrad>(net, AdagradOptions(0.05).initial_accumulator_value(0.1));
+       }},
   };
   return all;
 }
@@ -79,7 +93,9 @@ struct ShardedRun {
       : net(type),
         plain(make(net)),
         optimizer(*plain, net.named_parameters(),
-                  {.process_set = set, .shard_optimizer_state = shard, .share_parameters = shard && one_copy}) {}
+                  {.process_set = set,
+                   .shard_optimizer_state = shard,
+                   .share_parameters = shard && one_copy}) {}
   void step(int number, int rank = hvd::rank()) {
     optimizer.zero_grad();
     net.loss(rank, number).backward();
@@ -120,14 +136,16 @@ TEST_CASE("sharded optimizers step as plain ones, bit for bit") {
 
 std::int64_t momentum_elements(Optimizer& optimizer) {
   std::int64_t count = 0;
-  for (const auto& [key, state] : optimizer.state()) count += static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer().numel();
+  for (const auto& [key, state] : optimizer.state())
+    count += static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer().numel();
   return count;
 }
 
 TEST_CASE("sharded: each rank has its share of the state") {
   with_and_without_one_copy();
   const Make make = [](SmallNet& net) {
-    return std::make_unique<torch::optim::SGD>(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    return std::make_unique<torch::optim::SGD>(net.parameters(),
+                                               torch::optim::SGDOptions(0.1).momentum(0.9));
   };
   ShardedRun sharded(make, kFloat, true), plain(make, kFloat, false);
   sharded.step(0);
@@ -138,7 +156,8 @@ TEST_CASE("sharded: each rank has its share of the state") {
   std::int64_t sum = 0;
   const int ranks = one_copy ? hvd::local_size() : hvd::size();
   for (const auto share : shares) {
-    CHECK(std::abs(share - all / ranks) <= 200);  // 70 elements without a gradient, and cuts at multiples of 64
+    // 70 elements without a gradient, and cuts at multiples of 64
+    CHECK(std::abs(share - all / ranks) <= 200);
     sum += share;
   }
   CHECK(sum == all * (one_copy ? hvd::cross_size() : 1));
@@ -200,10 +219,13 @@ TEST_CASE("sharded: fewer ranks take up the state of more") {
   hvd::remove_process_set(fewer);
 }
 
-TEST_CASE("sharded: schedulers, closures, clipping, accumulation, earlier state, broadcast of the state") {
+TEST_CASE(
+    "sharded: schedulers, closures, clipping, accumulation, earlier state, broadcast of the "
+    "state") {
   with_and_without_one_copy();
   const Make make = [](SmallNet& net) {
-    return std::make_unique<torch::optim::Adam>(net.parameters(), torch::optim::AdamOptions(0.01).weight_decay(0.1));
+    return std::make_unique<torch::optim::Adam>(net.parameters(),
+                                                torch::optim::AdamOptions(0.01).weight_decay(0.1));
   };
   {
     ShardedRun sharded(make, kDouble, true), plain(make, kDouble, false);
@@ -244,7 +266,8 @@ TEST_CASE("sharded: schedulers, closures, clipping, accumulation, earlier state,
     plain.step(9);
     CHECK(same_parameters(sharded.net, plain.net));
   }
-  SmallNet a(kDouble), b(kDouble);  // state from before the wrapping, and groups given back after it
+  // state from before the wrapping, and groups given back after it
+  SmallNet a(kDouble), b(kDouble);
   const auto first = make(a), second = make(b);
   for (int step = 0; step < 2; ++step) {
     for (auto* net : {&a, &b}) net->zero_grad();
@@ -253,7 +276,8 @@ TEST_CASE("sharded: schedulers, closures, clipping, accumulation, earlier state,
     second->step();
   }
   {
-    DistributedOptimizer sharded(*first, a.named_parameters(), {.shard_optimizer_state = true, .share_parameters = one_copy});
+    DistributedOptimizer sharded(*first, a.named_parameters(),
+                                 {.shard_optimizer_state = true, .share_parameters = one_copy});
     DistributedOptimizer plain(*second, b.named_parameters());
     for (int step = 2; step < 4; ++step) {
       sharded.zero_grad();
@@ -272,12 +296,14 @@ TEST_CASE("sharded: schedulers, closures, clipping, accumulation, earlier state,
 /// User code: it looks at a whole parameter at once, so it must get whole ones.
 struct NormOptions : torch::optim::OptimizerCloneableOptions<NormOptions> {};
 struct Normalised : Optimizer {
-  explicit Normalised(Parameters parameters) : Optimizer(std::move(parameters), std::make_unique<NormOptions>()) {}
+  explicit Normalised(Parameters parameters)
+      : Optimizer(std::move(parameters), std::make_unique<NormOptions>()) {}
   at::Tensor step(LossClosure /*closure*/ = nullptr) override {
     const torch::NoGradGuard no_gradient;
     for (auto& group : param_groups())
       for (auto& parameter : group.params())
-        if (parameter.grad().defined()) parameter.sub_(parameter.grad() / (1 + parameter.grad().norm()));
+        if (parameter.grad().defined())
+          parameter.sub_(parameter.grad() / (1 + parameter.grad().norm()));
     return {};
   }
 };
@@ -292,17 +318,20 @@ TEST_CASE("sharded: the user's own optimizer; what is refused") {
       plain.step(step);
       CHECK(same_parameters(sharded.net, plain.net));
     }
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { sharded.saved(); }), "LibTorch does not know"));
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { sharded.saved(); }),
+                   "LibTorch does not know"));
   }
   SmallNet net(kDouble);
   torch::optim::LBFGS lbfgs(net.parameters(), torch::optim::LBFGSOptions(0.1));
   const auto wrap = [&](Optimizer& optimizer) {
-    DistributedOptimizer(optimizer, net.named_parameters(), {.shard_optimizer_state = true, .share_parameters = one_copy});
+    DistributedOptimizer(optimizer, net.named_parameters(),
+                         {.shard_optimizer_state = true, .share_parameters = one_copy});
   };
   CHECK(contains(error_of<hvd::InvalidArgument>([&] { wrap(lbfgs); }), "LBFGS"));
   CHECK(lbfgs.param_groups()[0].params().size() == net.parameters().size());
   torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1));
-  DistributedOptimizer sharded(sgd, net.named_parameters(), {.shard_optimizer_state = true, .share_parameters = one_copy});
+  DistributedOptimizer sharded(sgd, net.named_parameters(),
+                               {.shard_optimizer_state = true, .share_parameters = one_copy});
   std::istringstream nonsense("nonsense");
   CHECK_THROWS(torch::load(sharded, nonsense));
   net.loss(hvd::rank(), 0).backward();

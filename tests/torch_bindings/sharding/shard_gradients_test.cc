@@ -1,4 +1,5 @@
-// shard_gradients: bit for bit what the plain optimizer does, with a share of the gradients on each rank.
+// shard_gradients: bit for bit what the plain optimizer does, with a share of the gradients on each
+// rank.
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -17,7 +18,8 @@ using hvd::DistributedOptimizerOptions;
 using torch::optim::Optimizer;
 using torch::optim::SGD, torch::optim::SGDOptions;
 
-/// A matrix that is cut, a channels-last convolution, a branch that only odd ranks take, and parameters without a gradient.
+/// A matrix that is cut, a channels-last convolution, a branch that only odd ranks take, and
+/// parameters without a gradient.
 struct BranchNet : torch::nn::Module {
   explicit BranchNet(at::ScalarType of = kFloat) : type(of) {
     conv = register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 8, 3)));
@@ -29,7 +31,8 @@ struct BranchNet : torch::nn::Module {
     to(type);
     const torch::NoGradGuard no_gradient;
     int variant = 0;
-    for (auto& parameter : parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.1);
+    for (auto& parameter : parameters())
+      parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.1);
     conv->weight.set_data(conv->weight.contiguous(at::MemoryFormat::ChannelsLast));
   }
   at::Tensor loss(int rank, int step) {
@@ -46,12 +49,16 @@ struct BranchNet : torch::nn::Module {
 };
 
 struct Pair {
-  explicit Pair(const NamedOptimizer& kind, DistributedOptimizerOptions options = {}) : Pair(kind.make, std::move(options)) {}
-  Pair(const std::function<std::unique_ptr<Optimizer>(Parameters)>& make, DistributedOptimizerOptions options)
+  explicit Pair(const NamedOptimizer& kind, DistributedOptimizerOptions options = {})
+      : Pair(kind.make, std::move(options)) {}
+  Pair(const std::function<std::unique_ptr<Optimizer>(Parameters)>& make,
+       DistributedOptimizerOptions options)
       : of_shares(make(shares.parameters())), of_plain(make(plain.parameters())) {
-    with_plain = std::make_unique<DistributedOptimizer>(*of_plain, plain.named_parameters(), options);
+    with_plain =
+        std::make_unique<DistributedOptimizer>(*of_plain, plain.named_parameters(), options);
     options.shard_gradients = true;
-    with_shares = std::make_unique<DistributedOptimizer>(*of_shares, shares.named_parameters(), options);
+    with_shares =
+        std::make_unique<DistributedOptimizer>(*of_shares, shares.named_parameters(), options);
   }
   bool same_parameters() const {
     for (std::size_t i = 0; i < plain.parameters().size(); ++i)
@@ -106,22 +113,28 @@ TEST_CASE("shard_gradients sends half: each rank gets its part alone, the same o
     }
     CHECK(pair.same_parameters());
     if (hvd::size() == 1) continue;
-    const double ratio = static_cast<double>(pair.with_shares->bytes_sent()) / static_cast<double>(pair.with_plain->bytes_sent());
+    const double ratio = static_cast<double>(pair.with_shares->bytes_sent()) /
+                         static_cast<double>(pair.with_plain->bytes_sent());
     CHECK(ratio == doctest::Approx(0.5).epsilon(0.01));
-    const at::Tensor sent =
-        hvd::allreduce(torch::tensor({static_cast<double>(of_shares), static_cast<double>(of_plain)}, kDouble), {.op = hvd::ReduceOp::Sum});
+    const at::Tensor sent = hvd::allreduce(
+        torch::tensor({static_cast<double>(of_shares), static_cast<double>(of_plain)}, kDouble),
+        {.op = hvd::ReduceOp::Sum});
     CHECK(sent[0].item<double>() <= 0.6 * sent[1].item<double>());  // none at all on one host
   }
 }
 
-TEST_CASE("shard_gradients with accumulation, sums, predivision, fp16, groups and gradients of their own") {
+TEST_CASE(
+    "shard_gradients with accumulation, sums, predivision, fp16, groups and gradients of their "
+    "own") {
   const auto& kind = torch_optimizers()[1];
   const std::vector<DistributedOptimizerOptions> all{
       {.backward_passes_per_step = 3},
       {.op = hvd::ReduceOp::Sum},
       {.gradient_predivide_factor = 2},
       {.compression = hvd::Compression::fp16()},
-      {.compression = hvd::Compression::bf16(), .op = hvd::ReduceOp::Sum, .backward_passes_per_step = 2},
+      {.compression = hvd::Compression::bf16(),
+       .op = hvd::ReduceOp::Sum,
+       .backward_passes_per_step = 2},
       {.groups = 3},
       {.gradients_are_views = false},
   };
@@ -141,7 +154,8 @@ TEST_CASE("shard_gradients with accumulation, sums, predivision, fp16, groups an
   CHECK(pair.same_parameters());
 }
 
-TEST_CASE("shard_gradients: tied weights, a process set, parameters that come later, and unshard()") {
+TEST_CASE(
+    "shard_gradients: tied weights, a process set, parameters that come later, and unshard()") {
   TiedNet net, alone;
   const auto& kind = torch_optimizers()[2];
   const auto wrapped = kind.make(net.parameters()), plain = kind.make(alone.parameters());
@@ -151,7 +165,8 @@ TEST_CASE("shard_gradients: tied weights, a process set, parameters that come la
     step_alone(alone, *plain, step);
     CHECK(furthest(net, alone) <= 1e-12);
   }
-  const hvd::ProcessSet set = hvd::add_process_set(hvd::size() > 2 ? std::vector<int>{0, 2} : everyone());
+  const hvd::ProcessSet set =
+      hvd::add_process_set(hvd::size() > 2 ? std::vector<int>{0, 2} : everyone());
   {
     Pair pair(kind, {.process_set = set});
     for (int step = 0; step < 2; ++step) pair.step(step);
@@ -164,13 +179,18 @@ TEST_CASE("shard_gradients: tied weights, a process set, parameters that come la
   at::Tensor more[2];
   for (const bool shares : {true, false}) {
     more[shares] = data({130}, kFloat, 0).requires_grad_();
-    (shares ? pair.with_shares : pair.with_plain)->param_groups()[0].params().push_back(more[shares]);
+    (shares ? pair.with_shares : pair.with_plain)
+        ->param_groups()[0]
+        .params()
+        .push_back(more[shares]);
   }
   for (int step = 1; step < 4; ++step) {
     for (const bool shares : {true, false}) {
       auto& optimizer_of = shares ? *pair.with_shares : *pair.with_plain;
       optimizer_of.zero_grad();
-      ((shares ? pair.shares : pair.plain).loss(hvd::rank(), step) + more[shares].square().sum() * hvd::rank()).backward();
+      ((shares ? pair.shares : pair.plain).loss(hvd::rank(), step) +
+       more[shares].square().sum() * hvd::rank())
+          .backward();
       optimizer_of.step();
     }
     CHECK(pair.same_parameters());
@@ -196,12 +216,15 @@ TEST_CASE("shard_gradients: each rank has its share alone, until the step") {
     pair.with_plain->synchronize();
     std::int64_t mine = 0, all = 0, without = 0;
     for (const auto& [name, share] : optimizer.gradient_shares()) mine += share.numel();
-    for (const auto& parameter : pair.plain.parameters()) all += parameter.grad().defined() ? parameter.grad().numel() : 0;
-    for (const auto& parameter : pair.shares.parameters()) without += parameter.grad().defined() ? 0 : 1;
+    for (const auto& parameter : pair.plain.parameters())
+      all += parameter.grad().defined() ? parameter.grad().numel() : 0;
+    for (const auto& parameter : pair.shares.parameters())
+      without += parameter.grad().defined() ? 0 : 1;
     if (hvd::size() == 1) continue;
     CHECK(without == static_cast<std::int64_t>(pair.shares.parameters().size()));
     CHECK(mine < all / hvd::size() + 200);
-    const at::Tensor sum = hvd::allreduce(torch::tensor({mine}, at::kLong), {.op = hvd::ReduceOp::Sum});
+    const at::Tensor sum =
+        hvd::allreduce(torch::tensor({mine}, at::kLong), {.op = hvd::ReduceOp::Sum});
     CHECK(sum.item<std::int64_t>() == all);
     optimizer.step();
     pair.with_plain->step();
@@ -213,7 +236,8 @@ TEST_CASE("shard_gradients: each rank has its share alone, until the step") {
 TEST_CASE("shard_gradients: clip_grad_norm_ and GradScaler work on the shares") {
   for (const double norm_type : {2.0, 1.0, std::numeric_limits<double>::infinity()}) {
     Pair pair(torch_optimizers()[1]);
-    hvd::GradScaler of_shares({.init_scale = 512, .growth_interval = 2}), of_plain({.init_scale = 512, .growth_interval = 2});
+    hvd::GradScaler of_shares({.init_scale = 512, .growth_interval = 2}),
+        of_plain({.init_scale = 512, .growth_interval = 2});
     for (int step = 0; step < 5; ++step) {
       double norms[2];
       for (const bool shares : {true, false}) {
@@ -231,7 +255,8 @@ TEST_CASE("shard_gradients: clip_grad_norm_ and GradScaler work on the shares") 
       CHECK(of_shares.get_scale() == of_plain.get_scale());
       if (step != 2) CHECK(norms[0] == doctest::Approx(norms[1]).epsilon(1e-5));
       for (std::size_t i = 0; i < pair.plain.parameters().size(); ++i)
-        CHECK(difference(pair.plain.parameters()[i].detach(), pair.shares.parameters()[i].detach()) < 1e-6);
+        CHECK(difference(pair.plain.parameters()[i].detach(),
+                         pair.shares.parameters()[i].detach()) < 1e-6);
       CHECK(equal_on_all_ranks(pair.shares));
     }
   }
@@ -287,26 +312,33 @@ TEST_CASE("shard_gradients refuses what it cannot do") {
   BranchNet net;
   SGD sgd(net.parameters(), SGDOptions(0.1));
   const auto refusal = [&](const DistributedOptimizerOptions& options) {
-    return error_of<hvd::InvalidArgument>([&] { DistributedOptimizer optimizer(sgd, net.named_parameters(), options); });
+    return error_of<hvd::InvalidArgument>(
+        [&] { DistributedOptimizer optimizer(sgd, net.named_parameters(), options); });
   };
-  CHECK(contains(refusal({.op = hvd::ReduceOp::Adasum, .shard_gradients = true}), "does not go with ReduceOp::Adasum"));
-  CHECK(contains(refusal({.shard_gradients = true, .share_parameters = true}), "does not go with share_parameters"));
+  CHECK(contains(refusal({.op = hvd::ReduceOp::Adasum, .shard_gradients = true}),
+                 "does not go with ReduceOp::Adasum"));
+  CHECK(contains(refusal({.shard_gradients = true, .share_parameters = true}),
+                 "does not go with share_parameters"));
   CHECK(contains(refusal({.compression = hvd::Compression::powersgd(2), .shard_gradients = true}),
                  "does not go with int8, topk or powersgd"));
   DistributedOptimizer optimizer(sgd, net.named_parameters(), {.shard_gradients = true});
   if (hvd::size() == 1) return;
   net.loss(hvd::rank(), 0).backward();
   optimizer.synchronize();
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { optimizer.unshard(); }), "the gradients are in shares"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { optimizer.unshard(); }),
+                 "the gradients are in shares"));
   hvd::GradScaler scaler({.agree = false});
   scaler.scale(torch::ones({}));
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { scaler.unscale_(optimizer); }), "ranks have to agree"));
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { net.loss(hvd::rank(), 1).backward(); }), "are reduced and in shares already"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { scaler.unscale_(optimizer); }),
+                 "ranks have to agree"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { net.loss(hvd::rank(), 1).backward(); }),
+                 "are reduced and in shares already"));
   optimizer.zero_grad();
   net.loss(hvd::rank(), 1).backward();
   optimizer.synchronize();
   net.odd.mutable_grad() = torch::ones_like(net.odd);
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { optimizer.synchronize(); }), "change gradient_shares() instead"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { optimizer.synchronize(); }),
+                 "change gradient_shares() instead"));
   const at::Tensor before = net.odd.detach().clone();
   {
     const auto skip = optimizer.skip_synchronize();  // the user's own gradient counts
@@ -319,7 +351,8 @@ TEST_CASE("shard_gradients refuses what it cannot do") {
   hvd::broadcast_parameters(embedding, 0);
   for (const bool dense : {false, true}) {
     SGD of_rows(embedding->parameters(), SGDOptions(0.1));
-    DistributedOptimizer sparse(of_rows, embedding->named_parameters(), {.sparse_as_dense = dense, .shard_gradients = true});
+    DistributedOptimizer sparse(of_rows, embedding->named_parameters(),
+                                {.sparse_as_dense = dense, .shard_gradients = true});
     const auto backward = [&] { embedding(torch::tensor({1, hvd::rank()})).sum().backward(); };
     if (dense) {
       backward();

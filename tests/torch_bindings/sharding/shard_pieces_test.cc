@@ -1,4 +1,5 @@
-// How parameters are cut into shares: every element is in one piece, in order, and the shares are equal up to a cut's grain.
+// How parameters are cut into shares: every element is in one piece, in order, and the shares are
+// equal up to a cut's grain.
 #include "torch_bindings/sharding/shard_pieces.h"
 
 #include <doctest/doctest.h>
@@ -36,17 +37,20 @@ Named zeros(const std::vector<std::int64_t>& sizes) {
 Rows rows(const ShardPieces& pieces) {
   Rows all;
   for (const auto& piece : pieces)
-    all.push_back(piece.name + " " + std::to_string(piece.begin) + "-" + std::to_string(piece.end) + " in " + std::to_string(piece.owner));
+    all.push_back(piece.name + " " + std::to_string(piece.begin) + "-" + std::to_string(piece.end) +
+                  " in " + std::to_string(piece.owner));
   return all;
 }
 
 std::vector<std::int64_t> bytes_by_share(const ShardPieces& pieces, std::size_t shares) {
   std::vector<std::int64_t> bytes(shares, 0);
-  for (const auto& piece : pieces) bytes.at(piece.owner) += (piece.end - piece.begin) * piece.parameter.element_size();
+  for (const auto& piece : pieces)
+    bytes.at(piece.owner) += (piece.end - piece.begin) * piece.parameter.element_size();
   return bytes;
 }
 
-/// Checks that each parameter is there once from its first element to its last, with shares that do not go back.
+/// Checks that each parameter is there once from its first element to its last, with shares that do
+/// not go back.
 void check_whole(const Named& parameters, const ShardPieces& pieces, bool in_order) {
   std::size_t at = 0;
   for (const auto& [name, parameter] : parameters) {
@@ -66,12 +70,16 @@ void check_whole(const Named& parameters, const ShardPieces& pieces, bool in_ord
   CHECK(at == pieces.size());
 }
 
-TEST_CASE("shard pieces: parameters laid end to end are cut where a share of the bytes ends, at multiples of 64 elements") {
+TEST_CASE(
+    "shard pieces: parameters laid end to end are cut where a share of the bytes ends, at "
+    "multiples of 64 elements") {
   const Named two = zeros({256, 256});
   CHECK(rows(cut_into_shares(two, {}, 2, {})) == Rows{"p0 0-256 in 0", "p1 0-256 in 1"});
-  CHECK(rows(cut_into_shares(two, {}, 4, {})) == Rows{"p0 0-128 in 0", "p0 128-256 in 1", "p1 0-128 in 2", "p1 128-256 in 3"});
+  CHECK(rows(cut_into_shares(two, {}, 4, {})) ==
+        Rows{"p0 0-128 in 0", "p0 128-256 in 1", "p1 0-128 in 2", "p1 128-256 in 3"});
   CHECK(rows(cut_into_shares(zeros({300}), {}, 2, {})) == Rows{"p0 0-192 in 0", "p0 192-300 in 1"});
-  CHECK(rows(cut_into_shares(zeros({70}), {}, 2, {})) == Rows{"p0 0-70 in 0"});  // what is left is less than a grain
+  // what is left is less than a grain
+  CHECK(rows(cut_into_shares(zeros({70}), {}, 2, {})) == Rows{"p0 0-70 in 0"});
   CHECK(rows(cut_into_shares(zeros({256}), {}, 1, {})) == Rows{"p0 0-256 in 0"});
   CHECK(rows(cut_into_shares(zeros({0}), {}, 2, {})) == Rows{"p0 0-0 in 1"});
 }
@@ -79,22 +87,27 @@ TEST_CASE("shard pieces: parameters laid end to end are cut where a share of the
 TEST_CASE("shard pieces: each run is cut by itself, so that all shares have an equal part of it") {
   const Named three = zeros({256, 256, 512});
   const ShardRuns runs{{three[2].second}, {three[0].second, three[1].second}};
-  CHECK(rows(cut_into_shares(three, runs, 2, {})) == Rows{"p0 0-256 in 0", "p1 0-256 in 1", "p2 0-256 in 0", "p2 256-512 in 1"});
+  CHECK(rows(cut_into_shares(three, runs, 2, {})) ==
+        Rows{"p0 0-256 in 0", "p1 0-256 in 1", "p2 0-256 in 0", "p2 256-512 in 1"});
 }
 
 TEST_CASE("shard pieces: later parameters go first to the share that has least") {
   const Named first = zeros({70});
   ShardPieces known = cut_into_shares(first, {}, 2, {});
   for (auto& piece : known) piece.travels = piece.view();
-  CHECK(rows(cut_into_shares(zeros({256}), {}, 2, known)) == Rows{"p0 0-128 in 1", "p0 128-256 in 0"});
+  CHECK(rows(cut_into_shares(zeros({256}), {}, 2, known)) ==
+        Rows{"p0 0-128 in 1", "p0 128-256 in 0"});
   CHECK(rows(deal_to_shares(zeros({8, 100}), 2, known)) == Rows{"p0 0-8 in 0", "p1 0-100 in 1"});
 }
 
 TEST_CASE("shard pieces: whole parameters are dealt the largest first") {
-  CHECK(rows(deal_to_shares(zeros({10, 40, 20, 30}), 2, {})) == Rows{"p0 0-10 in 0", "p1 0-40 in 0", "p2 0-20 in 1", "p3 0-30 in 1"});
+  CHECK(rows(deal_to_shares(zeros({10, 40, 20, 30}), 2, {})) ==
+        Rows{"p0 0-10 in 0", "p1 0-40 in 0", "p2 0-20 in 1", "p3 0-30 in 1"});
 }
 
-TEST_CASE("shard pieces: a view has its elements in the order of memory, and of a parameter with gaps all") {
+TEST_CASE(
+    "shard pieces: a view has its elements in the order of memory, and of a parameter with gaps "
+    "all") {
   const at::Tensor turned = torch::arange(256, torch::kFloat).view({16, 16}).t();
   const ShardPieces pieces = cut_into_shares(named({turned}), {}, 2, {});
   REQUIRE(pieces.size() == 2);
@@ -108,7 +121,9 @@ TEST_CASE("shard pieces: a view has its elements in the order of memory, and of 
   CHECK(whole[0].view().is_alias_of(gaps));
 }
 
-TEST_CASE("shard pieces: any parameters and numbers of shares are whole, in order, and equal up to a grain for each parameter") {
+TEST_CASE(
+    "shard pieces: any parameters and numbers of shares are whole, in order, and equal up to a "
+    "grain for each parameter") {
   std::mt19937 random(7);
   for (int round = 0; round < 60; ++round) {
     std::vector<std::int64_t> sizes(1 + random() % 6);

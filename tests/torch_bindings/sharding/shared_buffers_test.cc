@@ -19,7 +19,9 @@ struct WithBuffers : torch::nn::Module {
     to(kDouble);
     const torch::NoGradGuard no_gradient;
     for (auto& parameter : parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0) * 0.3);
-    const auto table = [&](const char* name, double value) { return register_buffer(name, torch::full({side, side}, value, kFloat)); };
+    const auto table = [&](const char* name, double value) {
+      return register_buffer(name, torch::full({side, side}, value, kFloat));
+    };
     if (other_order) {
       sine = table("sine", 2);
       cosine = table("cosine", 1);
@@ -40,15 +42,20 @@ using OfBuffers = DistributedDataParallel<WithBuffers>;
 void pass(OfBuffers& ddp, int step) { loss(ddp, hvd::rank(), step).backward(); }
 double value(const at::Tensor& table, std::int64_t row = 0) { return table[row][0].item<double>(); }
 
-TEST_CASE("what happens if a model has large constant buffers: they stay where they are, and others travel as ever") {
+TEST_CASE(
+    "what happens if a model has large constant buffers: they stay where they are, and others "
+    "travel as ever") {
   hvd::Config unguarded = hvd::Config::from_environment();
   unguarded.replica_guard = hvd::ReplicaGuard::Off;  // which would tell of what is done here
   const Restarted world(unguarded);
   const auto net = std::make_shared<WithBuffers>();
   OfBuffers ddp(net);
-  const auto of_last = [&](at::Tensor& table) { return static_cast<float*>(table.mutable_data_ptr()); };
+  const auto of_last = [&](at::Tensor& table) {
+    return static_cast<float*>(table.mutable_data_ptr());
+  };
   if (last() && hvd::size() > 1) {
-    of_last(net->cosine)[0] = 9;  // which no version counter sees: it shows whether the root's comes
+    // which no version counter sees: it shows whether the root's comes
+    of_last(net->cosine)[0] = 9;
     net->seen.fill_(77);
   }
   for (int step = 0; step < 3; ++step) {
@@ -59,7 +66,8 @@ TEST_CASE("what happens if a model has large constant buffers: they stay where t
   of_last(net->cosine)[0] = 1;
 }
 
-TEST_CASE("what happens if a large buffer is changed: all get the first rank's, whoever changed it") {
+TEST_CASE(
+    "what happens if a large buffer is changed: all get the first rank's, whoever changed it") {
   const auto net = std::make_shared<WithBuffers>();
   OfBuffers ddp(net);
   pass(ddp, 0);
@@ -87,7 +95,8 @@ TEST_CASE("what happens if a large buffer is changed: all get the first rank's, 
   CHECK(is_same_on_all_ranks(*net));
 }
 
-TEST_CASE("what happens if ranks register buffers in another order: each goes to the one of its name") {
+TEST_CASE(
+    "what happens if ranks register buffers in another order: each goes to the one of its name") {
   const bool other = last() && hvd::size() > 1;
   for (const std::int64_t side : {3, 512}) {  // such as always travel, and such as do not
     const auto net = std::make_shared<WithBuffers>(other, side);
@@ -104,7 +113,9 @@ TEST_CASE("what happens if ranks register buffers in another order: each goes to
   }
 }
 
-TEST_CASE("what happens if one rank has a buffer more, or one of another name or shape: a Mismatch on all that names it") {
+TEST_CASE(
+    "what happens if one rank has a buffer more, or one of another name or shape: a Mismatch on "
+    "all that names it") {
   if (hvd::size() == 1) return;
   const auto net = std::make_shared<WithBuffers>(false, 3);
   OfBuffers ddp(net);
@@ -124,7 +135,9 @@ TEST_CASE("what happens if one rank has a buffer more, or one of another name or
   net->cosine.set_data(torch::zeros({9}, kFloat));
 }
 
-TEST_CASE("what happens to large buffers with uneven batches: ranks that still train share what has changed") {
+TEST_CASE(
+    "what happens to large buffers with uneven batches: ranks that still train share what has "
+    "changed") {
   const auto net = std::make_shared<WithBuffers>();
   OfBuffers ddp(net);
   {

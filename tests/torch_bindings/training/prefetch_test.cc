@@ -1,4 +1,5 @@
-// Data loaders that are read ahead: the same batches in the same order, whatever is done in the middle.
+// Data loaders that are read ahead: the same batches in the same order, whatever is done in the
+// middle.
 #include <atomic>
 #include <map>
 #include <memory>
@@ -23,16 +24,21 @@ struct Numbers : torch::data::datasets::Dataset<Numbers> {
   explicit Numbers(std::size_t items, std::size_t bad = 1000000) : items_(items), bad_(bad) {}
   torch::data::Example<> get(std::size_t index) override {
     if (index == bad_) throw std::runtime_error("item " + std::to_string(index) + " is broken");
-    return {torch::full({1}, static_cast<std::int64_t>(index)), torch::full({1}, -static_cast<std::int64_t>(index))};
+    return {torch::full({1}, static_cast<std::int64_t>(index)),
+            torch::full({1}, -static_cast<std::int64_t>(index))};
   }
   std::optional<std::size_t> size() const override { return items_; }
 
  private:
   std::size_t items_, bad_;
 };
-auto numbers(std::size_t items, std::size_t bad = 1000000) { return Numbers(items, bad).map(torch::data::transforms::Stack<>()); }
-auto in_order(std::size_t items, std::size_t batch, std::size_t workers = 0, std::size_t bad = 1000000) {
-  return torch::data::make_data_loader(numbers(items, bad), torch::data::samplers::SequentialSampler(items),
+auto numbers(std::size_t items, std::size_t bad = 1000000) {
+  return Numbers(items, bad).map(torch::data::transforms::Stack<>());
+}
+auto in_order(std::size_t items, std::size_t batch, std::size_t workers = 0,
+              std::size_t bad = 1000000) {
+  return torch::data::make_data_loader(numbers(items, bad),
+                                       torch::data::samplers::SequentialSampler(items),
                                        torch::data::DataLoaderOptions(batch).workers(workers));
 }
 template <class Batches>
@@ -94,14 +100,18 @@ TEST_CASE("batches that are no Example travel as they are, and what is no tensor
     CHECK(text == "batch " + std::to_string(next++));
   }
   CHECK(next == 10);
-  std::vector<std::map<std::string, at::Tensor>> list{{{"x", torch::ones({2})}}, {{"x", torch::zeros({2})}}};
+  std::vector<std::map<std::string, at::Tensor>> list{{{"x", torch::ones({2})}},
+                                                      {{"x", torch::zeros({2})}}};
   auto maps = prefetch_to_device(list, kCpu);
   int seen = 0;
-  for (const auto& batch : maps) CHECK(same(batch.at("x"), list[static_cast<std::size_t>(seen++)].at("x")));
+  for (const auto& batch : maps)
+    CHECK(same(batch.at("x"), list[static_cast<std::size_t>(seen++)].at("x")));
   CHECK(seen == 2);
 }
 
-TEST_CASE("what a loader throws comes in the place of its batch, after those before it; then the epoch is over, and another may begin") {
+TEST_CASE(
+    "what a loader throws comes in the place of its batch, after those before it; then the epoch "
+    "is over, and another may begin") {
   for (const std::size_t workers : {0, 2}) {
     auto loader = in_order(23, 4, workers, 9);
     auto batches = prefetch_to_device(loader, kCpu, 3);
@@ -124,7 +134,8 @@ TEST_CASE("what a loader throws comes in the place of its batch, after those bef
   }
 }
 
-TEST_CASE("no more is read ahead than asked for, and a loop that is left in the middle ends its reader") {
+TEST_CASE(
+    "no more is read ahead than asked for, and a loop that is left in the middle ends its reader") {
   for (const int depth : {1, 3}) {
     Counting loader{.batches = 1000};
     auto batches = prefetch_to_device(loader, kCpu, static_cast<std::size_t>(depth));
@@ -142,7 +153,9 @@ TEST_CASE("no more is read ahead than asked for, and a loop that is left in the 
   }
 }
 
-TEST_CASE("a second begin() starts anew, and ends the epoch before; a wrapper may end before its iterators, and they before it") {
+TEST_CASE(
+    "a second begin() starts anew, and ends the epoch before; a wrapper may end before its "
+    "iterators, and they before it") {
   Counting loader;
   auto batches = prefetch_to_device(loader, kCpu);
   auto first = batches.begin();
@@ -161,14 +174,16 @@ TEST_CASE("a second begin() starts anew, and ends the epoch before; a wrapper ma
   { auto unused = prefetch_to_device(loader, kCpu).begin(); }  // nothing was ever asked for
 }
 
-TEST_CASE("what was read ahead and not used does not count as used: an ElasticSampler deals it again") {
+TEST_CASE(
+    "what was read ahead and not used does not count as used: an ElasticSampler deals it again") {
   const std::size_t items = 20 * static_cast<std::size_t>(hvd::size());
   ElasticSampler sampler(items, true, 3);
   auto loader = torch::data::make_data_loader(numbers(items), sampler, 2);
   auto batches = prefetch_to_device(loader, kCpu, 4);
   Items used;
   for (auto& batch : batches) {
-    for (std::int64_t i = 0; i < batch.data.size(0); ++i) used.push_back(batch.data[i].item<std::int64_t>());
+    for (std::int64_t i = 0; i < batch.data.size(0); ++i)
+      used.push_back(batch.data[i].item<std::int64_t>());
     sampler.record_batch(static_cast<std::size_t>(batch.data.size(0)));
     if (used.size() == 6) break;
   }
@@ -187,8 +202,11 @@ TEST_CASE("what was read ahead and not used does not count as used: an ElasticSa
 
 TEST_CASE("prefetch_to_device refuses a depth of 0 and a device that is not there, at the call") {
   Counting loader;
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { prefetch_to_device(loader, kCpu, 0); }), "depth of 0"));
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { prefetch_to_device(loader, at::Device(at::kCUDA, 77)); }), "there is no cuda:77"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { prefetch_to_device(loader, kCpu, 0); }),
+                 "depth of 0"));
+  CHECK(contains(error_of<hvd::InvalidArgument>(
+                     [&] { prefetch_to_device(loader, at::Device(at::kCUDA, 77)); }),
+                 "there is no cuda:77"));
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ const hvd::ElasticSamplerOptions kEachOnce{.shares = hvd::Shares::Uneven};
 /// Of all ranks of the set together.
 Items gathered(const Items& own, const hvd::ProcessSet& set = {}) {
   Items all;
-  for (const auto& part : hvd::allgather_object(own, set)) all.insert(all.end(), part.begin(), part.end());
+  for (const auto& part : hvd::allgather_object(own, set))
+    all.insert(all.end(), part.begin(), part.end());
   std::sort(all.begin(), all.end());
   return all;
 }
@@ -28,7 +29,8 @@ Items first(std::size_t count) {
 }
 Items take_all(ElasticSampler& sampler, std::size_t batch = 3) {
   Items own;
-  while (const auto items = sampler.next(batch)) own.insert(own.end(), items->begin(), items->end());
+  while (const auto items = sampler.next(batch))
+    own.insert(own.end(), items->begin(), items->end());
   return own;
 }
 std::string saved(const ElasticSampler& sampler) {
@@ -49,7 +51,8 @@ TEST_CASE("elastic sampler: each item once, in an order of its own for each epoc
       const Items own = take_all(sampler);
       CHECK(own.size() == sampler.size());
       CHECK(gathered(own) == first(items));
-      CHECK(sampler.batches(3) == (items + 3 * static_cast<std::size_t>(hvd::size()) - 1) / (3 * static_cast<std::size_t>(hvd::size())));
+      CHECK(sampler.batches(3) == (items + 3 * static_cast<std::size_t>(hvd::size()) - 1) /
+                                      (3 * static_cast<std::size_t>(hvd::size())));
     }
   }
   const auto order = [](std::uint64_t seed, std::size_t epoch) {
@@ -131,12 +134,13 @@ struct Numbers : torch::data::datasets::Dataset<Numbers> {
 
 TEST_CASE("elastic sampler: in a data loader") {
   ElasticSampler sampler(29, true, 1, kEachOnce);
-  auto loader =
-      torch::data::make_data_loader(Numbers().map(torch::data::transforms::Stack<>()), sampler, torch::data::DataLoaderOptions(4));
+  auto loader = torch::data::make_data_loader(Numbers().map(torch::data::transforms::Stack<>()),
+                                              sampler, torch::data::DataLoaderOptions(4));
   Items own;
   std::size_t batches = 0;
   for (const auto& batch : *loader) {
-    for (std::int64_t i = 0; i < batch.data.size(0); ++i) own.push_back(static_cast<std::size_t>(batch.data[i].item<double>()));
+    for (std::int64_t i = 0; i < batch.data.size(0); ++i)
+      own.push_back(static_cast<std::size_t>(batch.data[i].item<double>()));
     sampler.record_batch(static_cast<std::size_t>(batch.data.size(0)));
     ++batches;
   }
@@ -145,11 +149,12 @@ TEST_CASE("elastic sampler: in a data loader") {
   CHECK(batches <= sampler.batches(4) + 1);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ evaluation
+// -------------------------------------------------------------------------------------- evaluation
 
 TEST_CASE("evaluation: the ranks together find what one process finds, whatever their shares") {
   const std::int64_t items = 53;
-  const at::Tensor scores = torch::randn({items, 12}, at::detail::createCPUGenerator(4), torch::kFloat64);
+  const at::Tensor scores =
+      torch::randn({items, 12}, at::detail::createCPUGenerator(4), torch::kFloat64);
   const at::Tensor labels = data({items}, torch::kInt64, 0).abs();
   hvd::EvaluationTally alone;
   alone.add(scores, labels);
@@ -157,8 +162,9 @@ TEST_CASE("evaluation: the ranks together find what one process finds, whatever 
   CHECK(gathered(share) == first(53));
   hvd::EvaluationTally tally;
   for (std::size_t begin = 0; begin < share.size(); begin += 4) {  // in small batches
-    std::vector<std::int64_t> batch(share.begin() + static_cast<std::ptrdiff_t>(begin),
-                                    share.begin() + static_cast<std::ptrdiff_t>(std::min(begin + 4, share.size())));
+    std::vector<std::int64_t> batch(
+        share.begin() + static_cast<std::ptrdiff_t>(begin),
+        share.begin() + static_cast<std::ptrdiff_t>(std::min(begin + 4, share.size())));
     const at::Tensor rows = torch::tensor(batch);
     tally.add(scores.index_select(0, rows), labels.index_select(0, rows));
   }
@@ -167,7 +173,8 @@ TEST_CASE("evaluation: the ranks together find what one process finds, whatever 
   CHECK(std::abs(together.loss - alone.loss / 53) < 1e-12);
   CHECK(together.top1 == alone.top1 / 53);
   CHECK(together.top5 == alone.top5 / 53);
-  CHECK(std::abs(alone.loss / 53 - torch::nn::functional::cross_entropy(scores, labels).item<double>()) < 1e-12);
+  CHECK(std::abs(alone.loss / 53 -
+                 torch::nn::functional::cross_entropy(scores, labels).item<double>()) < 1e-12);
   CHECK(alone.top1 == scores.argmax(1).eq(labels).sum().item<double>());
   CHECK(hvd::EvaluationTally().average().samples == 0);
   CHECK_THROWS_AS(tally.add(scores, labels.narrow(0, 0, 3)), hvd::InvalidArgument);
@@ -181,7 +188,8 @@ TEST_CASE("evaluation: metrics averaged by count; predictions gathered, each sam
     count += rank;
   }
   // Rank 0 has no samples, and nonsense for a mean.
-  const auto means = hvd::average_metrics({{"loss", hvd::rank() == 0 ? NAN : 0.5 + hvd::rank()}, {"one", 1}}, hvd::rank());
+  const auto means = hvd::average_metrics(
+      {{"loss", hvd::rank() == 0 ? NAN : 0.5 + hvd::rank()}, {"one", 1}}, hvd::rank());
   CHECK(std::abs(means.at("loss") - (count > 0 ? sum / count : 0)) < 1e-12);
   CHECK(means.at("one") == (count > 0 ? 1 : 0));
   if (ranks > 1) {
@@ -191,14 +199,21 @@ TEST_CASE("evaluation: metrics averaged by count; predictions gathered, each sam
   // 11 samples, dealt as a sampler that pads deals them: some come twice.
   const std::int64_t items = 11;
   std::vector<std::int64_t> own;
-  for (std::int64_t i = 0; i < (items + ranks - 1) / ranks; ++i) own.push_back((i * ranks + hvd::rank()) % items);
+  for (std::int64_t i = 0; i < (items + ranks - 1) / ranks; ++i)
+    own.push_back((i * ranks + hvd::rank()) % items);
   const at::Tensor indices = torch::tensor(own);
   const at::Tensor predictions = torch::stack({indices * 10, indices * 10 + 1}, 1);
   const at::Tensor all = hvd::gather_predictions(predictions, indices, items);
-  CHECK(torch::equal(all, torch::stack({torch::arange(items) * 10, torch::arange(items) * 10 + 1}, 1)));
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::gather_predictions(predictions, indices, items + 1); }), "sample 11"));
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::gather_predictions(predictions, indices, items - 1); }), "sample 10 of 10"));
-  CHECK_THROWS_AS(hvd::gather_predictions(predictions, indices.to(torch::kInt), items), hvd::InvalidArgument);
+  CHECK(torch::equal(all,
+                     torch::stack({torch::arange(items) * 10, torch::arange(items) * 10 + 1}, 1)));
+  CHECK(contains(error_of<hvd::InvalidArgument>(
+                     [&] { hvd::gather_predictions(predictions, indices, items + 1); }),
+                 "sample 11"));
+  CHECK(contains(error_of<hvd::InvalidArgument>(
+                     [&] { hvd::gather_predictions(predictions, indices, items - 1); }),
+                 "sample 10 of 10"));
+  CHECK_THROWS_AS(hvd::gather_predictions(predictions, indices.to(torch::kInt), items),
+                  hvd::InvalidArgument);
 }
 
 }  // namespace

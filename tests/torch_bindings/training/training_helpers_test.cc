@@ -1,4 +1,5 @@
-// What stands around the optimizer: data parallelism in one process, moving averages, warm-up and scaling of the learning rate, clipping.
+// What stands around the optimizer: data parallelism in one process, moving averages, warm-up and
+// scaling of the learning rate, clipping.
 #include <atomic>
 #include <cmath>
 #include <functional>
@@ -25,7 +26,8 @@ Sequential model() {
   Sequential net(Linear(6, 8), torch::nn::Tanh(), Linear(8, 3));
   int variant = 0;
   const torch::NoGradGuard no_gradient;
-  for (auto& parameter : net->parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.3);
+  for (auto& parameter : net->parameters())
+    parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.3);
   net->to(kDouble);
   return net;
 }
@@ -33,12 +35,13 @@ double gradients_differ(const Sequential& a, const Sequential& b) {
   double worst = 0;
   for (std::size_t i = 0; i < a->parameters().size(); ++i) {
     REQUIRE(a->parameters()[i].grad().defined() == b->parameters()[i].grad().defined());
-    if (a->parameters()[i].grad().defined()) worst = std::max(worst, difference(a->parameters()[i].grad(), b->parameters()[i].grad()));
+    if (a->parameters()[i].grad().defined())
+      worst = std::max(worst, difference(a->parameters()[i].grad(), b->parameters()[i].grad()));
   }
   return worst;
 }
 
-// --------------------------------------------------------------------------------------------------------- data parallelism
+// -------------------------------------------------------------------------------- data parallelism
 
 TEST_CASE("data_parallel: replicas on threads give what one forward and backward pass gives") {
   for (const int replicas : {1, 2, 3, 5}) {
@@ -51,7 +54,8 @@ TEST_CASE("data_parallel: replicas on threads give what one forward and backward
       const at::Tensor y = hvd::data_parallel(net, x, replicas);
       const at::Tensor expected = alone->forward(same_x);
       CHECK(difference(y, expected) < 1e-12);
-      (y.square().mean() + net->parameters()[0].sum()).backward();  // a parameter also used elsewhere
+      // a parameter also used elsewhere
+      (y.square().mean() + net->parameters()[0].sum()).backward();
       (expected.square().mean() + alone->parameters()[0].sum()).backward();
       CHECK(gradients_differ(net, alone) < 1e-12);
       CHECK(difference(x.grad(), same_x.grad()) < 1e-12);
@@ -59,7 +63,8 @@ TEST_CASE("data_parallel: replicas on threads give what one forward and backward
   }
 }
 
-TEST_CASE("data_parallel: inside a rank, another dimension, frozen parameters, no gradients, autocast") {
+TEST_CASE(
+    "data_parallel: inside a rank, another dimension, frozen parameters, no gradients, autocast") {
   // Ranks that each have replicas, and their optimizer: the hooks on the parameters fire.
   Sequential net = model();
   Sequential alone = model();
@@ -69,7 +74,8 @@ TEST_CASE("data_parallel: inside a rank, another dimension, frozen parameters, n
   hvd::data_parallel(net, data({6, 6}, kDouble, hvd::rank()), 2).square().mean().backward();
   optimizer.step();
   at::Tensor sum = torch::zeros({}, kDouble);
-  for (const int rank : everyone()) sum = sum + alone->forward(data({6, 6}, kDouble, rank)).square().mean();
+  for (const int rank : everyone())
+    sum = sum + alone->forward(data({6, 6}, kDouble, rank)).square().mean();
   (sum / hvd::size()).backward();
   reference.step();
   CHECK(difference(net->parameters()[0], alone->parameters()[0]) < 1e-12);
@@ -107,7 +113,9 @@ int threads_of_new_thread() {
   return number;
 }
 
-TEST_CASE("data_parallel: replicas share the caller's threads; every other thread keeps its number, also if two call at once") {
+TEST_CASE(
+    "data_parallel: replicas share the caller's threads; every other thread keeps its number, also "
+    "if two call at once") {
   const int own = torch::get_num_threads();
   torch::set_num_threads(6);
   const at::Tensor x = torch::ones({4, 2});
@@ -182,45 +190,62 @@ struct PlainModule : torch::nn::Module {
   torch::nn::BatchNorm1d norm{nullptr};
 };
 
-TEST_CASE("data_parallel: running statistics of the first replica, modules that cannot be copied, errors") {
+TEST_CASE(
+    "data_parallel: running statistics of the first replica, modules that cannot be copied, "
+    "errors") {
   Sequential net(Linear(6, 3), torch::nn::BatchNorm1d(3));
   net->to(kDouble);
   const at::Tensor x = data({8, 6}, kDouble, hvd::rank());
   const at::Tensor y = hvd::data_parallel(net, x, 2);
-  Sequential halves(Linear(std::dynamic_pointer_cast<torch::nn::LinearImpl>(net[0]->clone())), torch::nn::BatchNorm1d(3));
+  Sequential halves(Linear(std::dynamic_pointer_cast<torch::nn::LinearImpl>(net[0]->clone())),
+                    torch::nn::BatchNorm1d(3));
   halves->to(kDouble);
   const at::Tensor first = halves->forward(x.slice(0, 0, 4));
   CHECK(difference(y.slice(0, 0, 4), first) < 1e-12);
-  CHECK(difference(net[1]->as<torch::nn::BatchNorm1d>()->running_mean, halves[1]->as<torch::nn::BatchNorm1d>()->running_mean) < 1e-12);
+  CHECK(difference(net[1]->as<torch::nn::BatchNorm1d>()->running_mean,
+                   halves[1]->as<torch::nn::BatchNorm1d>()->running_mean) < 1e-12);
 
   const auto plain = std::make_shared<PlainModule>(false);
   CHECK(difference(hvd::data_parallel(plain, x, 3), plain->forward(x)) < 1e-12);
   const auto normal = std::make_shared<PlainModule>(true);
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::data_parallel(normal, x, 2); }), "Cloneable"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::data_parallel(normal, x, 2); }),
+                 "Cloneable"));
   normal->eval();
   CHECK(difference(hvd::data_parallel(normal, x, 2), normal->forward(x)) < 1e-12);
-  CHECK(error_of<std::invalid_argument>([&] { hvd::data_parallel(plain, torch::ones({4, 5}, kDouble), 2); }) == "the user's");
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::data_parallel(plain, x, -1); }), "-1 replicas"));
+  CHECK(error_of<std::invalid_argument>([&] {
+          hvd::data_parallel(plain, torch::ones({4, 5}, kDouble), 2);
+        }) == "the user's");
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::data_parallel(plain, x, -1); }),
+                 "-1 replicas"));
   const at::Tensor once = hvd::data_parallel(plain, x, 2).sum();
   once.backward({}, /*retain_graph=*/true);
   CHECK(contains(error_of<hvd::InvalidArgument>([&] { once.backward(); }), "second backward"));
 }
 
-TEST_CASE("data_parallel: gradients of one pass for all replicas, as GPUs need it, are those of a pass for each") {
+TEST_CASE(
+    "data_parallel: gradients of one pass for all replicas, as GPUs need it, are those of a pass "
+    "for each") {
   const Sequential one = model(), other = model();
-  const at::Tensor x = data({6, 6}, kDouble, hvd::rank()), unused = torch::ones({2}, kDouble).set_requires_grad(true);
+  const at::Tensor x = data({6, 6}, kDouble, hvd::rank()),
+                   unused = torch::ones({2}, kDouble).set_requires_grad(true);
   const auto passes = [&](const Sequential& second) {
     std::vector<hvd::detail::ReplicaPass> made;
     for (Sequential net : {one, second}) {
-      const at::Tensor output = net->forward(x.slice(0, made.empty() ? 0 : 3, made.empty() ? 3 : 6));
-      made.push_back({at::kCPU, {output}, {data({3, 3}, kDouble, hvd::rank(), static_cast<int>(made.size()))}, net->parameters()});
+      const at::Tensor output =
+          net->forward(x.slice(0, made.empty() ? 0 : 3, made.empty() ? 3 : 6));
+      made.push_back({at::kCPU,
+                      {output},
+                      {data({3, 3}, kDouble, hvd::rank(), static_cast<int>(made.size()))},
+                      net->parameters()});
     }
     made.front().wanted.push_back(unused);
-    made.push_back({at::kCPU, {torch::ones({3}, kDouble)}, {torch::ones({3}, kDouble)}, {unused}});  // nothing of it is trained
+    // nothing of it is trained
+    made.push_back({at::kCPU, {torch::ones({3}, kDouble)}, {torch::ones({3}, kDouble)}, {unused}});
     return made;
   };
   for (const auto& second : {other, one}) {
-    const auto apart = hvd::detail::gradients_in_parallel(passes(second)), together = hvd::detail::gradients_in_one_pass(passes(second));
+    const auto apart = hvd::detail::gradients_in_parallel(passes(second)),
+               together = hvd::detail::gradients_in_one_pass(passes(second));
     REQUIRE(together.size() == 3);
     for (std::size_t i = 0; i < one->parameters().size(); ++i) {
       const bool shared = second.get() == one.get();
@@ -236,8 +261,9 @@ TEST_CASE("data_parallel: gradients of one pass for all replicas, as GPUs need i
 TEST_CASE("local_device: the rank's GPU, or the CPU where there is none") {
   const at::Device device = hvd::local_device();
   if (torch::cuda::is_available() && hvd::cuda_built()) {
-    CHECK(device ==
-          at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(hvd::local_rank() % static_cast<int>(torch::cuda::device_count()))));
+    CHECK(device == at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(
+                                              hvd::local_rank() %
+                                              static_cast<int>(torch::cuda::device_count()))));
   } else {
     CHECK(device.is_cpu());
   }
@@ -251,7 +277,8 @@ struct Counted : torch::nn::Cloneable<Counted> {
   Counted() { Counted::reset(); }
   void reset() override {
     ++made;
-    body = register_module("body", Sequential(Linear(6, 8), torch::nn::BatchNorm1d(8), torch::nn::Tanh(), Linear(8, 3)));
+    body = register_module("body", Sequential(Linear(6, 8), torch::nn::BatchNorm1d(8),
+                                              torch::nn::Tanh(), Linear(8, 3)));
     offset = register_buffer("offset", torch::zeros({3}));
   }
   at::Tensor forward(const at::Tensor& x) {
@@ -312,7 +339,8 @@ struct Twins {
       parameter.sub_(parameter.grad(), 0.1);
       twin.sub_(twin.grad(), 0.1);
     }
-    for (std::size_t i = 0; i < kept->buffers().size(); ++i) CHECK(torch::equal(kept->buffers()[i], cloned->buffers()[i]));
+    for (std::size_t i = 0; i < kept->buffers().size(); ++i)
+      CHECK(torch::equal(kept->buffers()[i], cloned->buffers()[i]));
     both([](Counted& net) { net.zero_grad(); });
   }
   std::shared_ptr<Counted> kept = std::make_shared<Counted>(), cloned = std::make_shared<Counted>();
@@ -345,7 +373,8 @@ TEST_CASE("DataParallel: replicas are kept, and follow what becomes of the modul
   twins.check();
   {
     const torch::NoGradGuard no_gradient;
-    CHECK(same(twins.forward(twins.input(9, 0)), hvd::data_parallel(twins.cloned, twins.input(9, 0), 3)));
+    CHECK(same(twins.forward(twins.input(9, 0)),
+               hvd::data_parallel(twins.cloned, twins.input(9, 0), 3)));
   }
   CHECK(twins.made == 2);  // nothing of all that needs new ones
   twins.both([](Counted& net) { net.to(kFloat); });
@@ -360,7 +389,8 @@ TEST_CASE("DataParallel: replicas are kept, and follow what becomes of the modul
   CHECK(twins.made == 6);
   twins.both([](Counted& net) {  // another module of the same shapes
     torch::manual_seed(4);
-    net.body = Sequential(Linear(6, 8), torch::nn::BatchNorm1d(8), torch::nn::ReLU(), Linear(8, 3), Linear(3, 3));
+    net.body = Sequential(Linear(6, 8), torch::nn::BatchNorm1d(8), torch::nn::ReLU(), Linear(8, 3),
+                          Linear(3, 3));
     net.replace_module("body", net.body.ptr());
   });
   twins.check();
@@ -370,18 +400,23 @@ TEST_CASE("DataParallel: replicas are kept, and follow what becomes of the modul
   twins.parallel.forget_replicas();
   twins.check();
   CHECK(twins.made == 10);
-  twins.both([](Counted& net) { net.register_parameter("more", torch::ones({2})); });  // clone() does not make that one
-  for (const auto& forward : {std::function<void()>([&] { twins.forward(twins.input(9, 0)); }),
-                              std::function<void()>([&] { hvd::data_parallel(twins.cloned, twins.input(9, 0), 3); })})
+  // clone() does not make that one
+  twins.both([](Counted& net) { net.register_parameter("more", torch::ones({2})); });
+  for (const auto& forward :
+       {std::function<void()>([&] { twins.forward(twins.input(9, 0)); }),
+        std::function<void()>([&] { hvd::data_parallel(twins.cloned, twins.input(9, 0), 3); })})
     CHECK(contains(error_of<hvd::InvalidArgument>(forward), "Cloneable"));
 }
 
-TEST_CASE("DataParallel: passes under way have replicas of their own; two modules in turn; threads; a pass that fails") {
+TEST_CASE(
+    "DataParallel: passes under way have replicas of their own; two modules in turn; threads; a "
+    "pass that fails") {
   Twins twins;
   for (const int made : {4, 4}) {  // the second time there are enough
     const at::Tensor x = twins.input(9, 1), z = twins.input(6, 2);
     const at::Tensor one = twins.forward(x), two = twins.forward(z);
-    const at::Tensor expected_one = hvd::data_parallel(twins.cloned, x, 3), expected_two = hvd::data_parallel(twins.cloned, z, 3);
+    const at::Tensor expected_one = hvd::data_parallel(twins.cloned, x, 3),
+                     expected_two = hvd::data_parallel(twins.cloned, z, 3);
     (one.square().sum() * two.square().sum()).backward();
     (expected_one.square().sum() * expected_two.square().sum()).backward();
     twins.compare_and_step();
@@ -391,7 +426,9 @@ TEST_CASE("DataParallel: passes under way have replicas of their own; two module
   hvd::data_parallel(twins.cloned, twins.input(9, 3), 3);
   twins.check();
   CHECK(twins.made == 4);
-  CHECK(error_of<std::invalid_argument>([&] { twins.forward(torch::ones({9, 5}, kDouble)); }) == "the user's");
+  CHECK(error_of<std::invalid_argument>([&] {
+          twins.forward(torch::ones({9, 5}, kDouble));
+        }) == "the user's");
   twins.check();
   twins.check();
 
@@ -414,10 +451,13 @@ TEST_CASE("DataParallel: passes under way have replicas of their own; two module
     threads.emplace_back([&, t] {
       for (int i = 0; i < 10; ++i) {
         const at::Tensor x = data({6 + 3 * t, 6}, kDouble, hvd::rank(), i);
-        const auto got = torch::autograd::grad({twins.parallel.forward(x).square().mean()}, twins.kept->parameters());
-        const auto expected = torch::autograd::grad({twins.kept->forward(x).square().mean()}, twins.kept->parameters());
+        const auto got = torch::autograd::grad({twins.parallel.forward(x).square().mean()},
+                                               twins.kept->parameters());
+        const auto expected = torch::autograd::grad({twins.kept->forward(x).square().mean()},
+                                                    twins.kept->parameters());
         for (std::size_t p = 0; p < got.size(); ++p)
-          worst[static_cast<std::size_t>(t)] += difference(got[p], expected[p]) / (1 + expected[p].abs().max().item<double>());
+          worst[static_cast<std::size_t>(t)] +=
+              difference(got[p], expected[p]) / (1 + expected[p].abs().max().item<double>());
       }
     });
   for (auto& thread : threads) thread.join();
@@ -427,7 +467,7 @@ TEST_CASE("DataParallel: passes under way have replicas of their own; two module
   CHECK(Counted::made - before <= 4);
 }
 
-// --------------------------------------------------------------------------------------------------------- moving averages
+// --------------------------------------------------------------------------------- moving averages
 
 TEST_CASE("ExponentialMovingAverage: the closed form, its guard, its file") {
   const at::Tensor parameter = torch::zeros({3}, kDouble);
@@ -471,13 +511,16 @@ TEST_CASE("ExponentialMovingAverage: the closed form, its guard, its file") {
     value = now * value + (1 - now) * (t + 1);
     CHECK(warm.averages()[0].item<double>() == doctest::Approx(value).epsilon(1e-13));
   }
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::ExponentialMovingAverage bad({parameter}, {.decay = 1}); }), "decay is 1"));
+  CHECK(contains(error_of<hvd::InvalidArgument>(
+                     [&] { hvd::ExponentialMovingAverage bad({parameter}, {.decay = 1}); }),
+                 "decay is 1"));
 }
 
 TEST_CASE("ExponentialMovingAverage of 16-bit parameters is in fp32") {
   for (const auto type : {at::kBFloat16, at::kHalf}) {
     const at::Tensor parameter = torch::full({3}, 1, type), wide = torch::full({3}, 1, kFloat);
-    hvd::ExponentialMovingAverage average({parameter}, {.decay = 0.9999}), average_of_wide({wide}, {.decay = 0.9999});
+    hvd::ExponentialMovingAverage average({parameter}, {.decay = 0.9999}),
+        average_of_wide({wide}, {.decay = 0.9999});
     parameter.fill_(2);
     wide.fill_(2);
     for (int t = 0; t < 20; ++t) {  // each adds a 10,000th, of which 16 bits would keep nothing
@@ -509,17 +552,23 @@ TEST_CASE("ExponentialMovingAverage of a model that ranks train together is the 
   CHECK(difference(average.averages()[0], net->parameters()[0]) > 0);
 }
 
-// ------------------------------------------------------------------------------------------------- learning rates, clipping
+// ------------------------------------------------------------------------ learning rates, clipping
 
-TEST_CASE("learning rates: linear scaling, warm-up, what follows it, on every group and through the wrapper") {
-  CHECK(hvd::scaled_learning_rate(0.1, 64) == doctest::Approx(0.1 * 64 * hvd::size() / 256).epsilon(1e-15));
+TEST_CASE(
+    "learning rates: linear scaling, warm-up, what follows it, on every group and through the "
+    "wrapper") {
+  CHECK(hvd::scaled_learning_rate(0.1, 64) ==
+        doctest::Approx(0.1 * 64 * hvd::size() / 256).epsilon(1e-15));
   CHECK(hvd::scaled_learning_rate(0.2, 8, 16) == doctest::Approx(0.1 * hvd::size()).epsilon(1e-15));
-  CHECK(contains(error_of<hvd::InvalidArgument>([] { hvd::scaled_learning_rate(0.1, 0); }), "batch sizes 0"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([] { hvd::scaled_learning_rate(0.1, 0); }),
+                 "batch sizes 0"));
 
   Sequential net = model();
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(std::vector<at::Tensor>{net->parameters()[0], net->parameters()[1]}, std::make_unique<torch::optim::SGDOptions>(0.8));
-  groups.emplace_back(std::vector<at::Tensor>{net->parameters()[2], net->parameters()[3]}, std::make_unique<torch::optim::SGDOptions>(0.4));
+  groups.emplace_back(std::vector<at::Tensor>{net->parameters()[0], net->parameters()[1]},
+                      std::make_unique<torch::optim::SGDOptions>(0.8));
+  groups.emplace_back(std::vector<at::Tensor>{net->parameters()[2], net->parameters()[3]},
+                      std::make_unique<torch::optim::SGDOptions>(0.4));
   torch::optim::SGD sgd(groups, torch::optim::SGDOptions(0.8));
   hvd::DistributedOptimizer optimizer(sgd, net->named_parameters());
   const auto decay = [](unsigned step) { return std::pow(0.5, step); };
@@ -528,14 +577,17 @@ TEST_CASE("learning rates: linear scaling, warm-up, what follows it, on every gr
     // Goyal et al.: from the rate of one process to that of all by equal increments.
     const double k = hvd::size();
     const double expected = step < 5 ? (1 + (k - 1) * step / 5) / k : std::pow(0.5, step - 5);
-    CHECK(optimizer.param_groups()[0].options().get_lr() == doctest::Approx(0.8 * expected).epsilon(1e-14));
-    CHECK(optimizer.param_groups()[1].options().get_lr() == doctest::Approx(0.4 * expected).epsilon(1e-14));
+    CHECK(optimizer.param_groups()[0].options().get_lr() ==
+          doctest::Approx(0.8 * expected).epsilon(1e-14));
+    CHECK(optimizer.param_groups()[1].options().get_lr() ==
+          doctest::Approx(0.4 * expected).epsilon(1e-14));
     CHECK(scheduler.factor(step) == doctest::Approx(expected).epsilon(1e-14));
     const at::Tensor before = net->parameters()[1].detach().clone();
     optimizer.zero_grad();
     net->forward(data({5, 6}, kDouble, hvd::rank())).square().mean().backward();
     optimizer.step();
-    CHECK(difference(before - net->parameters()[1], net->parameters()[1].grad() * 0.8 * expected) < 1e-14);
+    CHECK(difference(before - net->parameters()[1], net->parameters()[1].grad() * 0.8 * expected) <
+          1e-14);
     scheduler.step();
   }
   torch::optim::SGD plain(net->parameters(), 1.0);
@@ -543,10 +595,13 @@ TEST_CASE("learning rates: linear scaling, warm-up, what follows it, on every gr
   CHECK(plain.param_groups()[0].options().get_lr() == 0);
   for (int i = 0; i < 6; ++i) from_zero.step();
   CHECK(plain.param_groups()[0].options().get_lr() == 1);
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::WarmupScheduler bad(plain, {.start_factor = -1}); }), "start_factor is -1"));
+  CHECK(contains(error_of<hvd::InvalidArgument>(
+                     [&] { hvd::WarmupScheduler bad(plain, {.start_factor = -1}); }),
+                 "start_factor is -1"));
 }
 
-TEST_CASE("clipping by the global norm between synchronize() and step() is that of the global gradient") {
+TEST_CASE(
+    "clipping by the global norm between synchronize() and step() is that of the global gradient") {
   Sequential net = model();
   Sequential alone = model();
   torch::optim::SGD sgd(net->parameters(), 1.0);
@@ -560,13 +615,15 @@ TEST_CASE("clipping by the global norm between synchronize() and step() is that 
   optimizer.step();
   CHECK(hvd::stats().tensors_submitted - before == once);  // reduced once
   at::Tensor sum = torch::zeros({}, kDouble);
-  for (const int rank : everyone()) sum = sum + alone->forward(data({5, 6}, kDouble, rank)).square().sum();
+  for (const int rank : everyone())
+    sum = sum + alone->forward(data({5, 6}, kDouble, rank)).square().sum();
   (sum / hvd::size()).backward();
   const double expected = torch::nn::utils::clip_grad_norm_(alone->parameters(), 0.1);
   reference.step();
   CHECK(norm == doctest::Approx(expected).epsilon(1e-12));
   CHECK(expected > 0.1);
-  for (std::size_t i = 0; i < 4; ++i) CHECK(difference(net->parameters()[i], alone->parameters()[i]) < 1e-12);
+  for (std::size_t i = 0; i < 4; ++i)
+    CHECK(difference(net->parameters()[i], alone->parameters()[i]) < 1e-12);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// What happens if I ... : DistributedOptimizer with ReduceOp::Adasum, which combines what each rank's own step has changed.
+// What happens if I ... : DistributedOptimizer with ReduceOp::Adasum, which combines what each
+// rank's own step has changed.
 #include <functional>
 
 #include "tests/torch_bindings/tied_net.h"
@@ -11,7 +12,8 @@ using hvd::DistributedOptimizer;
 using hvd::ReduceOp;
 using torch::optim::Optimizer, torch::optim::SGD, torch::optim::SGDOptions;
 
-/// By hand, in double: pairs of neighbours, then pairs of their results; one that is left over waits.
+/// By hand, in double: pairs of neighbours, then pairs of their results; one that is left over
+/// waits.
 at::Tensor adasum_by_hand(Parameters vectors) {
   while (vectors.size() > 1) {
     Parameters next;
@@ -32,24 +34,29 @@ at::Tensor adasum_by_hand(Parameters vectors) {
 
 /// Every rank's net and optimizer, computed here.
 struct ByHand {
-  explicit ByHand(const NamedOptimizer& kind, std::vector<int> of = everyone()) : ranks(std::move(of)) {
+  explicit ByHand(const NamedOptimizer& kind, std::vector<int> of = everyone())
+      : ranks(std::move(of)) {
     for (std::size_t i = 0; i < ranks.size(); ++i) {
       nets.push_back(std::make_unique<TiedNet>());
       optimizers.push_back(kind.make(nets.back()->parameters()));
     }
   }
   void step(
-      int number, int passes = 1, const std::function<at::Tensor(at::Tensor)>& wire = [](at::Tensor x) { return x; }) {
+      int number, int passes = 1,
+      const std::function<at::Tensor(at::Tensor)>& wire = [](at::Tensor x) { return x; }) {
     std::vector<Parameters> changes;  // by parameter, by rank
     Parameters start;
-    for (const auto& parameter : once(nets.front()->parameters())) start.push_back(parameter.detach().clone());
+    for (const auto& parameter : once(nets.front()->parameters()))
+      start.push_back(parameter.detach().clone());
     changes.resize(start.size());
     for (std::size_t i = 0; i < ranks.size(); ++i) {
       nets[i]->zero_grad();
-      for (int pass = 0; pass < passes; ++pass) nets[i]->loss(ranks[i], number * passes + pass).backward();
+      for (int pass = 0; pass < passes; ++pass)
+        nets[i]->loss(ranks[i], number * passes + pass).backward();
       optimizers[i]->step();
       const auto now = once(nets[i]->parameters());
-      for (std::size_t p = 0; p < start.size(); ++p) changes[p].push_back(wire(now[p].detach() - start[p]).to(kDouble));
+      for (std::size_t p = 0; p < start.size(); ++p)
+        changes[p].push_back(wire(now[p].detach() - start[p]).to(kDouble));
     }
     for (std::size_t p = 0; p < start.size(); ++p) {
       const torch::NoGradGuard no_gradient;
@@ -64,18 +71,22 @@ struct ByHand {
 
 void adasum_step(TiedNet& net, DistributedOptimizer& optimizer, int number, int passes = 1) {
   optimizer.zero_grad();
-  for (int pass = 0; pass < passes; ++pass) net.loss(hvd::rank(), number * passes + pass).backward();
+  for (int pass = 0; pass < passes; ++pass)
+    net.loss(hvd::rank(), number * passes + pass).backward();
   optimizer.step();
 }
 
-TEST_CASE("what happens if I train with Adasum: every optimizer's own steps are combined as by hand, accumulated and compressed too") {
+TEST_CASE(
+    "what happens if I train with Adasum: every optimizer's own steps are combined as by hand, "
+    "accumulated and compressed too") {
   for (const auto& kind : torch_optimizers()) {
     for (const int passes : {1, 2}) {
       CAPTURE(kind.name);
       CAPTURE(passes);
       TiedNet net;
       const auto wrapped = kind.make(net.parameters());
-      DistributedOptimizer optimizer(*wrapped, net.named_parameters(), {.op = ReduceOp::Adasum, .backward_passes_per_step = passes});
+      DistributedOptimizer optimizer(*wrapped, net.named_parameters(),
+                                     {.op = ReduceOp::Adasum, .backward_passes_per_step = passes});
       ByHand by_hand(kind);
       for (int number = 0; number < 3; ++number) {
         adasum_step(net, optimizer, number, passes);
@@ -89,7 +100,8 @@ TEST_CASE("what happens if I train with Adasum: every optimizer's own steps are 
   TiedNet net;
   const auto& kind = torch_optimizers().front();
   const auto wrapped = kind.make(net.parameters());
-  DistributedOptimizer optimizer(*wrapped, net.named_parameters(), {.compression = hvd::Compression::fp16(), .op = ReduceOp::Adasum});
+  DistributedOptimizer optimizer(*wrapped, net.named_parameters(),
+                                 {.compression = hvd::Compression::fp16(), .op = ReduceOp::Adasum});
   ByHand by_hand(kind);
   for (int number = 0; number < 3; ++number) {
     adasum_step(net, optimizer, number);
@@ -99,38 +111,48 @@ TEST_CASE("what happens if I train with Adasum: every optimizer's own steps are 
   }
 }
 
-TEST_CASE("what happens to gradients that are orthogonal, or parallel: their steps add, or average; in several groups and types") {
+TEST_CASE(
+    "what happens to gradients that are orthogonal, or parallel: their steps add, or average; in "
+    "several groups and types") {
   const int size = hvd::size();
-  at::Tensor apart = torch::zeros({4}, kDouble).requires_grad_(), alike = torch::zeros({3}, kFloat).requires_grad_();
-  at::Tensor rarely = torch::zeros({2}, kDouble).requires_grad_(), never = torch::ones({2}, kDouble).requires_grad_();
+  at::Tensor apart = torch::zeros({4}, kDouble).requires_grad_(),
+             alike = torch::zeros({3}, kFloat).requires_grad_();
+  at::Tensor rarely = torch::zeros({2}, kDouble).requires_grad_(),
+             never = torch::ones({2}, kDouble).requires_grad_();
   std::vector<torch::optim::OptimizerParamGroup> groups;
   groups.emplace_back(Parameters{apart, rarely, never});
   groups.emplace_back(Parameters{alike}, std::make_unique<SGDOptions>(0.5));
   SGD sgd(groups, SGDOptions(1));
   DistributedOptimizer optimizer(sgd, {}, {.op = ReduceOp::Adasum});
   optimizer.zero_grad();
-  at::Tensor loss = apart[hvd::rank()] * (hvd::rank() + 1) + (alike * torch::tensor({1.0F, 2.0F, 3.0F})).sum();
+  at::Tensor loss =
+      apart[hvd::rank()] * (hvd::rank() + 1) + (alike * torch::tensor({1.0F, 2.0F, 3.0F})).sum();
   if (last()) loss = loss + rarely.sum();
   loss.backward();
   optimizer.synchronize();
   optimizer.step();
-  for (int i = 0; i < 4; ++i) CHECK(apart[i].item<double>() == doctest::Approx(i < size ? -(i + 1) : 0));
+  for (int i = 0; i < 4; ++i)
+    CHECK(apart[i].item<double>() == doctest::Approx(i < size ? -(i + 1) : 0));
   CHECK(torch::allclose(alike, torch::tensor({-0.5F, -1.0F, -1.5F})));
   CHECK(torch::allclose(rarely, torch::full({2}, -1.0, kDouble)));
   CHECK(same(never.detach(), torch::ones({2}, kDouble)));
   for (const auto& parameter : {apart, alike, rarely}) CHECK(same_on_all_ranks(parameter));
 }
 
-TEST_CASE("what happens if I combine Adasum with what does not go with it: refused with words, on all ranks") {
+TEST_CASE(
+    "what happens if I combine Adasum with what does not go with it: refused with words, on all "
+    "ranks") {
   TiedNet net;
   SGD sgd(net.parameters(), SGDOptions(0.1));
   const auto refused = [&](hvd::DistributedOptimizerOptions options) {
     options.op = ReduceOp::Adasum;
-    return error_of<hvd::InvalidArgument>([&] { DistributedOptimizer(sgd, net.named_parameters(), options); });
+    return error_of<hvd::InvalidArgument>(
+        [&] { DistributedOptimizer(sgd, net.named_parameters(), options); });
   };
   CHECK(contains(refused({.shard_optimizer_state = true}), "shard_optimizer_state"));
   CHECK(contains(refused({.gradient_predivide_factor = 2}), "gradient_predivide_factor"));
-  for (const auto& compression : {hvd::Compression::int8(), hvd::Compression::topk(), hvd::Compression::powersgd()})
+  for (const auto& compression :
+       {hvd::Compression::int8(), hvd::Compression::topk(), hvd::Compression::powersgd()})
     CHECK(contains(refused({.compression = compression}), "powersgd"));
   at::Tensor complex = torch::zeros({2}, at::kComplexDouble).requires_grad_();
   SGD of_complex({complex}, SGDOptions(0.1));
@@ -140,14 +162,17 @@ TEST_CASE("what happens if I combine Adasum with what does not go with it: refus
                  "phase"));
 }
 
-TEST_CASE("what happens with Adasum if I clip, add parameters, use a closure, a process set, or too many passes: as without it") {
+TEST_CASE(
+    "what happens with Adasum if I clip, add parameters, use a closure, a process set, or too many "
+    "passes: as without it") {
   const auto& kind = torch_optimizers().front();
   {
     TiedNet net;
     const auto wrapped = kind.make({net.hidden->weight, net.hidden->bias});
     DistributedOptimizer optimizer(*wrapped, net.named_parameters(), {.op = ReduceOp::Adasum});
     adasum_step(net, optimizer, 0);
-    optimizer.add_param_group(torch::optim::OptimizerParamGroup({net.embedding->weight, net.decoder->weight}));
+    optimizer.add_param_group(
+        torch::optim::OptimizerParamGroup({net.embedding->weight, net.decoder->weight}));
     const at::Tensor before = net.embedding->weight.detach().clone();
     net.zero_grad();
     adasum_step(net, optimizer, 1);
@@ -181,7 +206,8 @@ TEST_CASE("what happens with Adasum if I clip, add parameters, use a closure, a 
   const auto set = hvd::add_process_set(all_but_first);
   TiedNet net;
   const auto wrapped = kind.make(net.parameters());
-  DistributedOptimizer optimizer(*wrapped, net.named_parameters(), {.op = ReduceOp::Adasum, .process_set = set});
+  DistributedOptimizer optimizer(*wrapped, net.named_parameters(),
+                                 {.op = ReduceOp::Adasum, .process_set = set});
   ByHand by_hand(kind, set.included() ? all_but_first : std::vector<int>{hvd::rank()});
   for (int number = 0; number < 3; ++number) {
     adasum_step(net, optimizer, number);
@@ -191,7 +217,9 @@ TEST_CASE("what happens with Adasum if I clip, add parameters, use a closure, a 
   hvd::remove_process_set(set);
 }
 
-TEST_CASE("what happens with Adasum if the ranks' models differ: Mismatch on all, and the parameters are as before the step") {
+TEST_CASE(
+    "what happens with Adasum if the ranks' models differ: Mismatch on all, and the parameters are "
+    "as before the step") {
   if (hvd::size() == 1) return;
   TiedNet net(last() ? 41 : 40);
   SGD sgd(net.parameters(), SGDOptions(0.1));
@@ -205,7 +233,9 @@ TEST_CASE("what happens with Adasum if the ranks' models differ: Mismatch on all
   CHECK(same(net.hidden->weight.detach(), before));
 }
 
-TEST_CASE("what happens to my own hook on a parameter with Adasum: it is called, first, and is there afterwards") {
+TEST_CASE(
+    "what happens to my own hook on a parameter with Adasum: it is called, first, and is there "
+    "afterwards") {
   struct Halves : torch::autograd::PostAccumulateGradHook {
     explicit Halves(int& count) : count_(count) {}
     void operator()(const at::Tensor& parameter) override {
@@ -217,7 +247,8 @@ TEST_CASE("what happens to my own hook on a parameter with Adasum: it is called,
   };
   torch::nn::Sequential net = small_model(), plain = small_model();
   int calls = 0;
-  for (auto& parameter : net->parameters()) torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Halves>(calls));
+  for (auto& parameter : net->parameters())
+    torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Halves>(calls));
   SGD sgd(net->parameters(), 0.1), half(plain->parameters(), 0.05);
   {
     DistributedOptimizer optimizer(sgd, net->named_parameters(), {.op = ReduceOp::Adasum});
@@ -233,7 +264,9 @@ TEST_CASE("what happens to my own hook on a parameter with Adasum: it is called,
       CHECK(difference(flat(net), flat(plain)) < 1e-14);
     }
     small_loss(net, hvd::rank(), 2).backward();
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { small_loss(net, hvd::rank(), 2).backward(); }), "more than 1 backward passes"));
+    CHECK(contains(
+        error_of<hvd::InvalidArgument>([&] { small_loss(net, hvd::rank(), 2).backward(); }),
+        "more than 1 backward passes"));
   }
   calls = 0;
   net->zero_grad();

@@ -1,4 +1,5 @@
-// What happens if I ... : keep moving averages beside masters, batch norm and masks, or make them before the ranks' weights are equal.
+// What happens if I ... : keep moving averages beside masters, batch norm and masks, or make them
+// before the ranks' weights are equal.
 #include <limits>
 #include <memory>
 #include <optional>
@@ -21,18 +22,22 @@ Sequential normed(at::ScalarType type = at::kDouble) {
   Sequential net(torch::nn::Linear(6, 4), torch::nn::BatchNorm1d(4), torch::nn::Linear(4, 3));
   int variant = 0;
   const torch::NoGradGuard no_gradient;
-  for (auto& parameter : net->parameters()) parameter.copy_(data(parameter.sizes(), at::kDouble, 0, variant++) * 0.3);
+  for (auto& parameter : net->parameters())
+    parameter.copy_(data(parameter.sizes(), at::kDouble, 0, variant++) * 0.3);
   net->register_buffer("mask", torch::full({3}, -std::numeric_limits<double>::infinity()));
   net->to(type);
   return net;
 }
 at::Tensor by_hand(const std::vector<at::Tensor>& values, double decay) {
   at::Tensor average = values.front().clone();
-  for (std::size_t i = 1; i < values.size(); ++i) average = average * decay + values[i] * (1 - decay);
+  for (std::size_t i = 1; i < values.size(); ++i)
+    average = average * decay + values[i] * (1 - decay);
   return average;
 }
 
-TEST_CASE("what happens if I make averages before the ranks' weights are equal: they begin with what is broadcast") {
+TEST_CASE(
+    "what happens if I make averages before the ranks' weights are equal: they begin with what is "
+    "broadcast") {
   for (const std::string way : {"broadcast_parameters", "DistributedDataParallel"}) {
     CAPTURE(way);
     Sequential net = small_model();
@@ -66,7 +71,9 @@ TEST_CASE("what happens if I make averages before the ranks' weights are equal: 
   }
 }
 
-TEST_CASE("what happens if I average a model with masters: the masters are averaged, where a rank has them whole") {
+TEST_CASE(
+    "what happens if I average a model with masters: the masters are averaged, where a rank has "
+    "them whole") {
   for (const bool wrapped : {false, true}) {
     for (const bool sharded : {false, true}) {
       if (sharded && !wrapped) continue;
@@ -77,11 +84,14 @@ TEST_CASE("what happens if I average a model with masters: the masters are avera
       SGD sgd(net->parameters(), SGDOptions(1e-4));
       hvd::MasterWeights masters(sgd);
       std::optional<DistributedOptimizer> optimizer;
-      if (wrapped) optimizer.emplace(masters, net->named_parameters(), hvd::DistributedOptimizerOptions{.shard_optimizer_state = sharded});
+      if (wrapped)
+        optimizer.emplace(masters, net->named_parameters(),
+                          hvd::DistributedOptimizerOptions{.shard_optimizer_state = sharded});
       ExponentialMovingAverage average(*net, {.decay = 0.5});
       std::vector<at::Tensor> seen{exact->parameters()[0].detach().clone()};
       for (int step = 0; step < 6; ++step) {  // each too small for 16 bits
-        for (auto& parameter : net->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+        for (auto& parameter : net->parameters())
+          parameter.mutable_grad() = torch::ones_like(parameter);
         if (optimizer) optimizer->synchronize();
         optimizer ? optimizer->step() : masters.step();
         average.update();
@@ -112,11 +122,14 @@ TEST_CASE("what happens if I average a model with masters: the masters are avera
   }
 }
 
-TEST_CASE("what happens if I average a model with buffers: running statistics are averaged, counters and masks are what they are") {
+TEST_CASE(
+    "what happens if I average a model with buffers: running statistics are averaged, counters and "
+    "masks are what they are") {
   for (const auto type : {at::kDouble, at::kFloat}) {
     Sequential net = normed(type);
     ExponentialMovingAverage average(*net, {.decay = 0.5});
-    const at::Tensor mean = net->named_buffers()["1.running_mean"], count = net->named_buffers()["1.num_batches_tracked"];
+    const at::Tensor mean = net->named_buffers()["1.running_mean"],
+                     count = net->named_buffers()["1.num_batches_tracked"];
     std::vector<at::Tensor> seen{mean.detach().clone()};
     for (int step = 0; step < 3; ++step) {
       net->forward(data({5, 6}, type, hvd::rank(), step));

@@ -58,25 +58,40 @@ TEST_CASE("what happens if I save a model with tied weights: it goes on as if it
   const auto tied = [] { return Tied(); };
   for (const int before : {0, 2}) {
     goes_on<Tied>(
-        tied, [](auto p) { return torch::optim::Adam(std::move(p), torch::optim::AdamOptions(0.01)); }, before);
+        tied,
+        [](auto p) { return torch::optim::Adam(std::move(p), torch::optim::AdamOptions(0.01)); },
+        before);
     goes_on<Tied>(
-        tied, [](auto p) { return torch::optim::SGD(std::move(p), torch::optim::SGDOptions(0.01).momentum(0.9)); }, before);
+        tied,
+        [](auto p) {
+          return torch::optim::SGD(std::move(p), torch::optim::SGDOptions(0.01).momentum(0.9));
+        },
+        before);
     goes_on<Tied>(
-        tied, [](auto p) { return torch::optim::LBFGS(std::move(p), torch::optim::LBFGSOptions(0.1).max_iter(3)); }, before);
+        tied,
+        [](auto p) {
+          return torch::optim::LBFGS(std::move(p), torch::optim::LBFGSOptions(0.1).max_iter(3));
+        },
+        before);
   }
-  goes_on<Tied>(tied, [](auto p) { return OwnOptimizer<Overrides{.save = true}>(std::move(p), 0.01, 0.9); });
+  goes_on<Tied>(
+      tied, [](auto p) { return OwnOptimizer<Overrides{.save = true}>(std::move(p), 0.01, 0.9); });
 }
 
-TEST_CASE("what happens if the model in the file is tied and mine is not, or the other way: refused on all ranks, or equal") {
+TEST_CASE(
+    "what happens if the model in the file is tied and mine is not, or the other way: refused on "
+    "all ranks, or equal") {
   const SharedFolder folder;
   const Checkpoint checkpoint(folder.file());
   Tied tied, untied(false);
   torch::optim::SGD of_tied(tied->parameters(), 0.1), of_untied(untied->parameters(), 0.1);
   const auto before = copies_of(untied);
   checkpoint.save(tied, of_tied, 1);
-  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(untied, of_untied); }), "different size"));
+  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(untied, of_untied); }),
+                 "different size"));
   CHECK(same_all(copies_of(untied), before));
-  torch::optim::SGD two({untied->weight, untied->bias}, 0.1);  // as many parameters as the tied one has
+  // as many parameters as the tied one has
+  torch::optim::SGD two({untied->weight, untied->bias}, 0.1);
   CHECK(checkpoint.load(untied, two) == 1);
   CHECK(same(untied->second.detach(), tied->second.detach()));
 
@@ -84,13 +99,16 @@ TEST_CASE("what happens if the model in the file is tied and mine is not, or the
   torch::optim::SGD of_other({other->weight, other->bias}, 0.1);
   checkpoint.save(other, of_other, 2);
   const auto kept = copies_of(tied);
-  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(tied, of_tied); }), "'first' and 'second' are one tensor in the model"));
+  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(tied, of_tied); }),
+                 "'first' and 'second' are one tensor in the model"));
   CHECK(same_all(copies_of(tied), kept));
   checkpoint.save(untied, two, 3);  // equal values
   CHECK(checkpoint.load(tied, of_tied) == 3);
 }
 
-TEST_CASE("what happens if my own optimizer overrides neither save nor load: saved in parts, loaded where it has a state to copy") {
+TEST_CASE(
+    "what happens if my own optimizer overrides neither save nor load: saved in parts, loaded "
+    "where it has a state to copy") {
   const auto linear = [] {
     torch::nn::Linear net(3, 2);
     hvd::broadcast_parameters(net, 0);
@@ -98,12 +116,18 @@ TEST_CASE("what happens if my own optimizer overrides neither save nor load: sav
     for (auto& parameter : net->parameters()) parameter.copy_(data(parameter.sizes(), kFloat, 0));
     return net;
   };
-  const auto make = []<Overrides kHas>() { return [](auto p) { return OwnOptimizer<kHas>(std::move(p), 0.01, 0.9); }; };
+  const auto make = []<Overrides kHas>() {
+    return [](auto p) { return OwnOptimizer<kHas>(std::move(p), 0.01, 0.9); };
+  };
   using Net = torch::nn::Linear;
   goes_on<Net>(linear, make.template operator()<Overrides{}>(), 2);
   goes_on<Net>(linear, make.template operator()<Overrides{.rate = false}>(), 1);
   goes_on<Net>(linear, make.template operator()<Overrides{.save = true}>(), 0);
-  goes_on<Net>(linear, make.template operator()<Overrides{.rate = false, .options = false, .state = false, .save = true}>(), 0);
+  goes_on<Net>(
+      linear,
+      make.template
+      operator()<Overrides{.rate = false, .options = false, .state = false, .save = true}>(),
+      0);
 
   const SharedFolder folder;
   const Checkpoint checkpoint(folder.file());
@@ -115,7 +139,8 @@ TEST_CASE("what happens if my own optimizer overrides neither save nor load: sav
     Net fresh = linear();
     const auto before = copies_of(fresh);
     OwnOptimizer<Overrides{}> other(fresh->parameters(), 0.125, 0.25);
-    CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(fresh, other); }), "let it take a step on every rank before"));
+    CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(fresh, other); }),
+                   "let it take a step on every rank before"));
     CHECK(same_all(copies_of(fresh), before));
     CHECK(other.options().rate == 0.125);
     steps_of(fresh, other, 1);
@@ -129,15 +154,19 @@ TEST_CASE("what happens if my own optimizer overrides neither save nor load: sav
   }
   OwnOptimizer<Overrides{.state = false}> lost(net->parameters(), 0.1, 0.5);
   steps_of(net, lost, 1);
-  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.save(net, lost, 3); }), "cannot be serialized"));
+  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.save(net, lost, 3); }),
+                 "cannot be serialized"));
   CHECK(Checkpoint(folder.file()).load(net, optimizer) == 2);  // the old file is there
   OwnOptimizer<Overrides{.rate = false, .options = false}> plain(net->parameters(), 0.1, 0.5);
   checkpoint.save(net, plain, 4);  // it has no state
-  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(net, plain); }), "load_options = false"));
+  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(net, plain); }),
+                 "load_options = false"));
   CHECK(Checkpoint(folder.file(), {.load_options = false}).load(net, plain) == 4);
 }
 
-TEST_CASE("what happens if only some ranks shard their optimizer: Mismatch on all, and the old file stays") {
+TEST_CASE(
+    "what happens if only some ranks shard their optimizer: Mismatch on all, and the old file "
+    "stays") {
   const SharedFolder folder;
   const Checkpoint checkpoint(folder.file());
   torch::nn::Linear net(3, 2);
@@ -145,14 +174,17 @@ TEST_CASE("what happens if only some ranks shard their optimizer: Mismatch on al
   torch::optim::Adam adam(net->parameters());
   checkpoint.save(net, adam, 1);
   if (hvd::size() == 1) return;
-  hvd::DistributedOptimizer optimizer(adam, net->named_parameters(), {.shard_optimizer_state = last()});
+  hvd::DistributedOptimizer optimizer(adam, net->named_parameters(),
+                                      {.shard_optimizer_state = last()});
   CHECK(contains(error_of<hvd::Mismatch>([&] { checkpoint.save(net, optimizer, 2); }),
                  grouping("an optimizer that is not sharded", "a sharded optimizer")));
   torch::optim::Adam other(net->parameters());
   CHECK(checkpoint.load(net, other) == 1);
 }
 
-TEST_CASE("what happens if my of_rank or my optimizer's save throws on one rank: its words on all, and the old file stays") {
+TEST_CASE(
+    "what happens if my of_rank or my optimizer's save throws on one rank: its words on all, and "
+    "the old file stays") {
   const SharedFolder folder;
   torch::nn::Linear net(3, 2);
   hvd::broadcast_parameters(net, 0);
@@ -166,10 +198,13 @@ TEST_CASE("what happens if my of_rank or my optimizer's save throws on one rank:
                                 return {};
                               }});
   const std::string who = "rank " + std::to_string(hvd::size() - 1) + ": ";
-  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.save(net, sgd, 2); }), who + "no memory of that"));
-  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(net, sgd); }), who + "no memory of that"));
+  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.save(net, sgd, 2); }),
+                 who + "no memory of that"));
+  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(net, sgd); }),
+                 who + "no memory of that"));
   odd = true;
-  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.save(net, sgd, 2); }), who + "an exception"));
+  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.save(net, sgd, 2); }),
+                 who + "an exception"));
   struct Full : torch::optim::SGD {
     using SGD::SGD;
     void save(torch::serialize::OutputArchive& archive) const override {
@@ -178,12 +213,15 @@ TEST_CASE("what happens if my of_rank or my optimizer's save throws on one rank:
     }
   };
   Full full(net->parameters(), torch::optim::SGDOptions(0.1));
-  CHECK(contains(error_of<CheckpointError>([&] { Checkpoint(folder.file()).save(net, full, 3); }), who + "disk full"));
+  CHECK(contains(error_of<CheckpointError>([&] { Checkpoint(folder.file()).save(net, full, 3); }),
+                 who + "disk full"));
   CHECK(Checkpoint(folder.file()).load(net, sgd) == 1);
   CHECK(same_all(copies_of(net), before));
 }
 
-TEST_CASE("what happens if each host has its own disk: the first rank's file counts, whatever the others find") {
+TEST_CASE(
+    "what happens if each host has its own disk: the first rank's file counts, whatever the others "
+    "find") {
   const SharedFolder folder;
   torch::nn::Linear net(3, 2);
   hvd::broadcast_parameters(net, 0);
@@ -205,11 +243,14 @@ TEST_CASE("what happens if each host has its own disk: the first rank's file cou
   CHECK(!other.exists());
   CHECK(contains(error_of<CheckpointError>([&] { other.load(net, sgd); }), "rank 0: cannot open"));
   if (hvd::rank() == 0) std::ofstream(folder.file("none.pt")) << "damaged";
-  CHECK(contains(error_of<CheckpointError>([&] { other.load(net, sgd); }), "rank 0: it is damaged"));
+  CHECK(
+      contains(error_of<CheckpointError>([&] { other.load(net, sgd); }), "rank 0: it is damaged"));
   CHECK(same_all(copies_of(net), kept));
 }
 
-TEST_CASE("what happens if one rank's model or optimizer does not fit the file: refused on all, nothing changes on any") {
+TEST_CASE(
+    "what happens if one rank's model or optimizer does not fit the file: refused on all, nothing "
+    "changes on any") {
   const SharedFolder folder;
   const Checkpoint checkpoint(folder.file());
   torch::nn::Linear net(3, 2);
@@ -220,27 +261,35 @@ TEST_CASE("what happens if one rank's model or optimizer does not fit the file: 
   steps_of(net, adam, 1);
   const auto before = copies_of(net);
   const auto step_of = [](torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
-    return static_cast<torch::optim::AdamParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl())).step();
+    return static_cast<torch::optim::AdamParamState&>(
+               *optimizer.state().at(parameter.unsafeGetTensorImpl()))
+        .step();
   };
   // Another kind of optimizer on the last rank, and everywhere a learning rate of its own
   torch::optim::SGD sgd(net->parameters(), 0.5);
   torch::optim::Optimizer& mine = last() ? static_cast<torch::optim::Optimizer&>(sgd) : adam;
   mine.param_groups()[0].options().set_lr(0.25);
   const std::string text = error_of<CheckpointError>([&] { checkpoint.load(net, mine); });
-  CHECK_MESSAGE(contains(text, "rank " + std::to_string(hvd::size() - 1) + ": the state of its optimizer does not fit"), text);
+  CHECK_MESSAGE(contains(text, "rank " + std::to_string(hvd::size() - 1) +
+                                   ": the state of its optimizer does not fit"),
+                text);
   CHECK(same_all(copies_of(net), before));
   CHECK(mine.param_groups()[0].options().get_lr() == 0.25);
   CHECK(step_of(adam, net->weight) == 3);
   // More parameters, fewer parameters
   torch::nn::Sequential more(torch::nn::Linear(3, 2), torch::nn::Linear(2, 2));
   torch::optim::Adam of_more(more->parameters());
-  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(more, of_more); }), "no module '0'"));
+  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(more, of_more); }),
+                 "no module '0'"));
   torch::nn::Linear fewer(torch::nn::LinearOptions(3, 2).bias(false));
   torch::optim::Adam of_fewer(fewer->parameters());
-  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(fewer, of_fewer); }), "it has 'bias', which the model has not"));
+  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(fewer, of_fewer); }),
+                 "it has 'bias', which the model has not"));
 }
 
-TEST_CASE("what happens if modules register their buffers in another order when the run goes on: each gets its own") {
+TEST_CASE(
+    "what happens if modules register their buffers in another order when the run goes on: each "
+    "gets its own") {
   struct Net : torch::nn::Module {
     explicit Net(bool turned) {
       register_parameter("weight", torch::ones({2}));
@@ -263,9 +312,12 @@ TEST_CASE("what happens if modules register their buffers in another order when 
   CHECK(torch::equal(loaded.named_buffers()["b"], torch::full({2}, 20.0 + hvd::rank())));
 }
 
-TEST_CASE("what happens if compression's memory is large: it goes to the rank that writes, and back to its own") {
+TEST_CASE(
+    "what happens if compression's memory is large: it goes to the rank that writes, and back to "
+    "its own") {
   const SharedFolder folder;
-  std::vector<at::Tensor> memory{data({1000 + 100 * hvd::rank()}, kFloat, hvd::rank()), data({3}, kDouble, hvd::rank())};
+  std::vector<at::Tensor> memory{data({1000 + 100 * hvd::rank()}, kFloat, hvd::rank()),
+                                 data({3}, kDouble, hvd::rank())};
   const Checkpoint checkpoint(folder.file(), {.of_rank = [&] { return memory; }});
   torch::nn::Linear net(3, 2);
   hvd::broadcast_parameters(net, 0);
@@ -277,9 +329,12 @@ TEST_CASE("what happens if compression's memory is large: it goes to the rank th
   CHECK(same(memory[1], data({3}, kDouble, hvd::rank())));
 }
 
-TEST_CASE("what happens if a process set saves by itself: its first rank writes, the others are not asked") {
+TEST_CASE(
+    "what happens if a process set saves by itself: its first rank writes, the others are not "
+    "asked") {
   const SharedFolder folder;
-  const auto set = hvd::add_process_set(hvd::size() > 1 ? std::vector<int>{hvd::size() - 1} : std::vector<int>{0});
+  const auto set = hvd::add_process_set(hvd::size() > 1 ? std::vector<int>{hvd::size() - 1}
+                                                        : std::vector<int>{0});
   torch::nn::Linear net(3, 2);
   hvd::broadcast_parameters(net, 0);
   torch::optim::SGD sgd(net->parameters(), 0.1);
@@ -294,13 +349,18 @@ TEST_CASE("what happens if a process set saves by itself: its first rank writes,
   hvd::remove_process_set(set);
 }
 
-TEST_CASE("what happens if two checkpoints share a folder, and steps go backwards: each keeps what it wrote last") {
+TEST_CASE(
+    "what happens if two checkpoints share a folder, and steps go backwards: each keeps what it "
+    "wrote last") {
   const SharedFolder folder;
-  const Checkpoint best(folder.file("best.pt"), {.keep_last = 2}), run(folder.file(), {.keep_last = 3});
+  const Checkpoint best(folder.file("best.pt"), {.keep_last = 2}),
+      run(folder.file(), {.keep_last = 3});
   torch::nn::Linear net(3, 2);
   hvd::broadcast_parameters(net, 0);
   torch::optim::SGD sgd(net->parameters(), 0.1);
-  const auto found = [&](const std::string& name) { return Checkpoint(folder.file(name)).load(net, sgd); };
+  const auto found = [&](const std::string& name) {
+    return Checkpoint(folder.file(name)).load(net, sgd);
+  };
   for (const int step : {1, 2, 7, 3}) {
     run.save(net, sgd, step);
     best.save(net, sgd, 100 - step);

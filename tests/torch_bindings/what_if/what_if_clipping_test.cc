@@ -36,7 +36,9 @@ std::vector<double> train_alone(Sequential& net, int steps, double max_norm, dou
   return norms;
 }
 
-TEST_CASE("what happens if I call hvd::clip_grad_norm_ before step(): the gradients of all ranks together are clipped, once reduced") {
+TEST_CASE(
+    "what happens if I call hvd::clip_grad_norm_ before step(): the gradients of all ranks "
+    "together are clipped, once reduced") {
   with_and_without_one_copy();
   for (const auto type : {kDouble, kFloat}) {
     for (const double norm_type : {2.0, 1.0, 3.5, kUnbounded}) {
@@ -44,8 +46,9 @@ TEST_CASE("what happens if I call hvd::clip_grad_norm_ before step(): the gradie
         const double tolerance = type == kDouble ? 1e-12 : 1e-5;
         Sequential net = small_model(type), alone = small_model(type);
         torch::optim::Adam plain(net->parameters(), torch::optim::AdamOptions(0.01));
-        DistributedOptimizer optimizer(plain, net->named_parameters(),
-                                       {.shard_optimizer_state = sharded, .share_parameters = sharded && one_copy});
+        DistributedOptimizer optimizer(
+            plain, net->named_parameters(),
+            {.shard_optimizer_state = sharded, .share_parameters = sharded && one_copy});
         const auto norms = train_alone(alone, 3, 0.05, norm_type);
         for (int step = 0; step < 3; ++step) {
           optimizer.zero_grad();
@@ -53,7 +56,8 @@ TEST_CASE("what happens if I call hvd::clip_grad_norm_ before step(): the gradie
           const double norm = hvd::clip_grad_norm_(optimizer, 0.05, norm_type);
           CHECK(norm == doctest::Approx(norms[static_cast<std::size_t>(step)]).epsilon(tolerance));
           const auto before = hvd::stats().tensors_submitted;
-          CHECK(hvd::clip_grad_norm_(optimizer, 1e9, norm_type) <= 0.05 * (1 + tolerance));  // again: nothing is left to clip
+          // again: nothing is left to clip
+          CHECK(hvd::clip_grad_norm_(optimizer, 1e9, norm_type) <= 0.05 * (1 + tolerance));
           CHECK(hvd::stats().tensors_submitted == before);
           optimizer.step();
         }
@@ -64,12 +68,15 @@ TEST_CASE("what happens if I call hvd::clip_grad_norm_ before step(): the gradie
   }
 }
 
-TEST_CASE("what happens if hvd::clip_grad_norm_ meets sparse, tied, empty and absent gradients: each counts once, or not") {
+TEST_CASE(
+    "what happens if hvd::clip_grad_norm_ meets sparse, tied, empty and absent gradients: each "
+    "counts once, or not") {
   struct Net : torch::nn::Module {
     torch::nn::Embedding table{nullptr};
     at::Tensor idle, empty, tied;
     Net() {
-      table = register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(6, 2).sparse(true)));
+      table = register_module("table",
+                              torch::nn::Embedding(torch::nn::EmbeddingOptions(6, 2).sparse(true)));
       idle = register_parameter("idle", torch::ones({3}));
       empty = register_parameter("empty", torch::ones({0, 2}));
       tied = register_parameter("tied", torch::ones({2}));
@@ -83,7 +90,9 @@ TEST_CASE("what happens if hvd::clip_grad_norm_ meets sparse, tied, empty and ab
   DistributedOptimizer optimizer(plain, net->named_parameters());
   CHECK(hvd::clip_grad_norm_(optimizer, 1) == 0);  // no gradient anywhere
   // Every rank gives 3 to row 1 (twice), and 4 to `tied`.
-  (net->table->forward(torch::tensor({1, 1})).sum() * 1.5 + (net->tied * 4).sum() + net->empty.sum()).backward();
+  (net->table->forward(torch::tensor({1, 1})).sum() * 1.5 + (net->tied * 4).sum() +
+   net->empty.sum())
+      .backward();
   const double norm = hvd::clip_grad_norm_(optimizer, 1);
   CHECK(norm == doctest::Approx(std::sqrt(2 * 9 + 2 * 16)));
   CHECK(!net->idle.grad().defined());
@@ -94,7 +103,9 @@ TEST_CASE("what happens if hvd::clip_grad_norm_ meets sparse, tied, empty and ab
   CHECK(same_on_all_ranks(net->table->weight));
 }
 
-TEST_CASE("what happens if I call hvd::clip_grad_value_ before step(): each element of the reduced gradients is clipped, once reduced") {
+TEST_CASE(
+    "what happens if I call hvd::clip_grad_value_ before step(): each element of the reduced "
+    "gradients is clipped, once reduced") {
   with_and_without_one_copy();
   std::vector<DistributedOptimizerOptions> all;
   all.push_back({});
@@ -120,7 +131,8 @@ TEST_CASE("what happens if I call hvd::clip_grad_value_ before step(): each elem
       for (const int rank : everyone()) sum = sum + small_loss(alone, rank, step);
       (sum / hvd::size()).backward();
       bool clips = false;
-      for (const auto& parameter : alone->parameters()) clips = clips || parameter.grad().abs().max().item<double>() > 0.02;
+      for (const auto& parameter : alone->parameters())
+        clips = clips || parameter.grad().abs().max().item<double>() > 0.02;
       CHECK(clips);
       torch::nn::utils::clip_grad_value_(alone->parameters(), 0.02);
       reference.step();
@@ -131,7 +143,8 @@ TEST_CASE("what happens if I call hvd::clip_grad_value_ before step(): each elem
 }
 
 TEST_CASE(
-    "what happens if hvd::clip_grad_value_ meets sparse gradients, masters and wrong bounds: values, fp32 gradients, InvalidArgument") {
+    "what happens if hvd::clip_grad_value_ meets sparse gradients, masters and wrong bounds: "
+    "values, fp32 gradients, InvalidArgument") {
   torch::nn::Embedding table(torch::nn::EmbeddingOptions(6, 2).sparse(true));
   hvd::broadcast_parameters(*table, 0);
   SGD plain(table->parameters(), SGDOptions(0.1));
@@ -143,7 +156,8 @@ TEST_CASE(
   CHECK(table->weight.grad().to_dense()[1][0].item<float>() == 1.5F);
   optimizer.step();
   for (const double bound : {-1.0, std::nan("")})
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::clip_grad_value_(optimizer, bound); }), "clip_value"));
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::clip_grad_value_(optimizer, bound); }),
+                   "clip_value"));
 
   // A gradient of 8, scaled by 4: what is clipped is the fp32 gradient that the optimizer sees.
   const at::Tensor half = torch::ones({2}, at::kHalf).requires_grad_();
@@ -165,15 +179,20 @@ TEST_CASE(
   CHECK(half[0].item<float>() == 0.25F);
 }
 
-TEST_CASE("what happens if I clip with a wrong norm or limit: InvalidArgument, before anything is sent") {
+TEST_CASE(
+    "what happens if I clip with a wrong norm or limit: InvalidArgument, before anything is sent") {
   Sequential net = small_model();
   SGD plain(net->parameters(), SGDOptions(0.1));
   DistributedOptimizer optimizer(plain, net->named_parameters());
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::clip_grad_norm_(optimizer, -1); }), "max_norm"));
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::clip_grad_norm_(optimizer, 1, 0); }), "norm_type"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::clip_grad_norm_(optimizer, -1); }),
+                 "max_norm"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::clip_grad_norm_(optimizer, 1, 0); }),
+                 "norm_type"));
 }
 
-TEST_CASE("what happens if I clip between backward() and step() as in one process: an error on all ranks that says what to call") {
+TEST_CASE(
+    "what happens if I clip between backward() and step() as in one process: an error on all ranks "
+    "that says what to call") {
   with_and_without_one_copy();
   std::vector<DistributedOptimizerOptions> all;
   all.push_back({});
@@ -188,7 +207,8 @@ TEST_CASE("what happens if I clip between backward() and step() as in one proces
     DistributedOptimizer optimizer(plain, net->named_parameters(), options);
     const auto give = [&](int step) {
       optimizer.zero_grad();
-      for (int pass = 0; pass < options.backward_passes_per_step; ++pass) small_loss(net, hvd::rank(), step + pass).backward();
+      for (int pass = 0; pass < options.backward_passes_per_step; ++pass)
+        small_loss(net, hvd::rank(), step + pass).backward();
     };
     const auto refused = [&](const std::function<void()>& change) {
       give(0);
@@ -210,7 +230,8 @@ TEST_CASE("what happens if I clip between backward() and step() as in one proces
     // It works again, and what only reads gradients is no change.
     give(3);
     at::Tensor looked_at = torch::zeros({}, kDouble);
-    for (const auto& parameter : net->parameters()) looked_at += parameter.grad().data().norm() + parameter.grad().detach().sum();
+    for (const auto& parameter : net->parameters())
+      looked_at += parameter.grad().data().norm() + parameter.grad().detach().sum();
     optimizer.synchronize();
     torch::nn::utils::clip_grad_norm_(net->parameters(), 0.05);
     optimizer.step();
@@ -218,7 +239,9 @@ TEST_CASE("what happens if I clip between backward() and step() as in one proces
   }
 }
 
-TEST_CASE("what happens if one rank alone clips before step(): an error there, Mismatch on all in what comes next, and then all go on") {
+TEST_CASE(
+    "what happens if one rank alone clips before step(): an error there, Mismatch on all in what "
+    "comes next, and then all go on") {
   with_and_without_one_copy();
   if (hvd::size() == 1) return;
   std::vector<DistributedOptimizerOptions> all;
@@ -243,7 +266,9 @@ TEST_CASE("what happens if one rank alone clips before step(): an error there, M
       CHECK(contains(error_of<hvd::InvalidArgument>([&] { optimizer.step(); }), "before clipping"));
     } else {
       text = error_of<hvd::Mismatch>([&] { optimizer.step(); });
-      CHECK(contains(text, options.shard_optimizer_state ? last_rank() + " has made no step: gradient of '" : "(no error)"));
+      CHECK(contains(text, options.shard_optimizer_state
+                               ? last_rank() + " has made no step: gradient of '"
+                               : "(no error)"));
     }
     give(2);
     const auto step = [&] { optimizer.step(); };
@@ -261,7 +286,9 @@ TEST_CASE("what happens if one rank alone clips before step(): an error there, M
   }
 }
 
-TEST_CASE("what happens if one rank alone clips under LBFGS or GradScaler: an error there, Mismatch on the others, and then all go on") {
+TEST_CASE(
+    "what happens if one rank alone clips under LBFGS or GradScaler: an error there, Mismatch on "
+    "the others, and then all go on") {
   if (hvd::size() == 1) return;
   Sequential net = small_model();
   torch::optim::LBFGS lbfgs(net->parameters(), torch::optim::LBFGSOptions(0.1).max_iter(3));
@@ -294,7 +321,8 @@ TEST_CASE("what happens if one rank alone clips under LBFGS or GradScaler: an er
     if (number == 1 && last()) net->parameters()[0].mutable_grad().mul_(0.5);
     const auto unscale = [&] { scaler.unscale_(optimizer); };
     if (number == 1) {
-      const std::string text = last() ? error_of<hvd::InvalidArgument>(unscale) : error_of<hvd::Mismatch>(unscale);
+      const std::string text =
+          last() ? error_of<hvd::InvalidArgument>(unscale) : error_of<hvd::Mismatch>(unscale);
       CHECK(contains(text, last() ? "before clipping" : last_rank() + ": gradient of '"));
       continue;
     }
@@ -304,15 +332,17 @@ TEST_CASE("what happens if one rank alone clips under LBFGS or GradScaler: an er
   CHECK(same_on_all_ranks(flat(net)));
 }
 
-TEST_CASE("what happens if I clip before step() where gradients are taken bucket by bucket, as on a GPU: the same error") {
+TEST_CASE(
+    "what happens if I clip before step() where gradients are taken bucket by bucket, as on a GPU: "
+    "the same error") {
   int number = 0;
   for (const bool views : {true, false}) {
     Sequential net = small_model(kFloat);
     std::vector<hvd::GradientReducer::Named> named;
     for (const auto& item : net->named_parameters()) named.push_back({item.key(), item.value()});
-    const auto reducer =
-        std::make_shared<hvd::GradientReducer>(named, DistributedOptimizerOptions{.groups = 2, .gradients_are_views = views}, number++,
-                                               "clipped", hvd::GradientReducer::Taking::Together);
+    const auto reducer = std::make_shared<hvd::GradientReducer>(
+        named, DistributedOptimizerOptions{.groups = 2, .gradients_are_views = views}, number++,
+        "clipped", hvd::GradientReducer::Taking::Together);
     reducer->hook();
     for (const bool clipped : {true, false, true}) {
       small_loss(net, hvd::rank(), 0).backward();
@@ -340,14 +370,17 @@ TEST_CASE("what happens if I clip before step() where gradients are taken bucket
   }
 }
 
-TEST_CASE("what happens if I clip before step() in a world of one: it counts, as without the wrapper") {
+TEST_CASE(
+    "what happens if I clip before step() in a world of one: it counts, as without the wrapper") {
   const bool included = hvd::rank() == 0;
   const hvd::ProcessSet set = hvd::add_process_set({0});
   if (included) {
     for (const auto& compression : {hvd::Compression::none(), hvd::Compression::fp16()}) {
       Sequential net = small_model(), alone = small_model();
-      SGD plain(net->parameters(), SGDOptions(0.1)), reference(alone->parameters(), SGDOptions(0.1));
-      DistributedOptimizer optimizer(plain, net->named_parameters(), {.compression = compression, .process_set = set});
+      SGD plain(net->parameters(), SGDOptions(0.1)),
+          reference(alone->parameters(), SGDOptions(0.1));
+      DistributedOptimizer optimizer(plain, net->named_parameters(),
+                                     {.compression = compression, .process_set = set});
       for (int step = 0; step < 3; ++step) {
         optimizer.zero_grad();
         reference.zero_grad();
@@ -364,7 +397,9 @@ TEST_CASE("what happens if I clip before step() in a world of one: it counts, as
   hvd::remove_process_set(set);
 }
 
-TEST_CASE("what happens if I clip after GradScaler::unscale_(): the unscaled gradients of all ranks, reduced once") {
+TEST_CASE(
+    "what happens if I clip after GradScaler::unscale_(): the unscaled gradients of all ranks, "
+    "reduced once") {
   Sequential net = small_model(), alone = small_model();
   torch::optim::Adam plain(net->parameters(), torch::optim::AdamOptions(0.01));
   DistributedOptimizer optimizer(plain, net->named_parameters());
@@ -374,7 +409,8 @@ TEST_CASE("what happens if I clip after GradScaler::unscale_(): the unscaled gra
     optimizer.zero_grad();
     scaler.scale(small_loss(net, hvd::rank(), step)).backward();
     scaler.unscale_(optimizer);
-    CHECK(hvd::clip_grad_norm_(optimizer, 0.05) == doctest::Approx(norms[static_cast<std::size_t>(step)]));
+    CHECK(hvd::clip_grad_norm_(optimizer, 0.05) ==
+          doctest::Approx(norms[static_cast<std::size_t>(step)]));
     scaler.step(optimizer);
     scaler.update();
   }

@@ -19,12 +19,13 @@ using torch::optim::SGD;
 using torch::optim::SGDOptions;
 using Items = std::vector<std::size_t>;
 
-// ------------------------------------------------------------------------------------------------------------------- samplers
+// ---------------------------------------------------------------------------------------- samplers
 
 struct Numbers : torch::data::datasets::Dataset<Numbers> {
   explicit Numbers(std::size_t items) : items_(items) {}
   torch::data::Example<> get(std::size_t index) override {
-    return {torch::full({1}, static_cast<double>(index), torch::kDouble), torch::zeros({1}, torch::kDouble)};
+    return {torch::full({1}, static_cast<double>(index), torch::kDouble),
+            torch::zeros({1}, torch::kDouble)};
   }
   std::optional<std::size_t> size() const override { return items_; }
 
@@ -37,12 +38,14 @@ template <class Loader>
 Items items_of(Loader& loader) {
   Items own;
   for (const auto& batch : loader)
-    for (std::int64_t i = 0; i < batch.data.size(0); ++i) own.push_back(static_cast<std::size_t>(batch.data[i].template item<double>()));
+    for (std::int64_t i = 0; i < batch.data.size(0); ++i)
+      own.push_back(static_cast<std::size_t>(batch.data[i].template item<double>()));
   return own;
 }
 Items take_all(ElasticSampler& sampler, std::size_t batch = 3) {
   Items own;
-  while (const auto items = sampler.next(batch)) own.insert(own.end(), items->begin(), items->end());
+  while (const auto items = sampler.next(batch))
+    own.insert(own.end(), items->begin(), items->end());
   return own;
 }
 /// How often each item came, on all ranks together.
@@ -57,7 +60,9 @@ bool same_number_on_all(const Items& own, const hvd::ProcessSet& set = {}) {
   return std::all_of(all.begin(), all.end(), [&](auto size) { return size == own.size(); });
 }
 
-TEST_CASE("what happens if I train on items that the ranks cannot share evenly: all get as many; some come twice, or are left out") {
+TEST_CASE(
+    "what happens if I train on items that the ranks cannot share evenly: all get as many; some "
+    "come twice, or are left out") {
   const auto ranks = static_cast<std::size_t>(hvd::size());
   for (const std::size_t items : {0, 1, 2, 3, 5, 50, 53}) {
     for (const bool shuffle : {false, true}) {
@@ -70,7 +75,8 @@ TEST_CASE("what happens if I train on items that the ranks cannot share evenly: 
       CHECK(padded.batches(3) == (each + 2) / 3);
       const auto all = counts(own);
       CHECK(all.size() == items);
-      for (const auto& [item, times] : all) CHECK(times <= (items < ranks ? static_cast<int>(each * ranks) : 2));
+      for (const auto& [item, times] : all)
+        CHECK(times <= (items < ranks ? static_cast<int>(each * ranks) : 2));
 
       ElasticSampler dropping(items, shuffle, 5, {.shares = Shares::DropLast});
       const Items fewer = take_all(dropping);
@@ -90,13 +96,15 @@ TEST_CASE("what happens if I train on items that the ranks cannot share evenly: 
 }
 
 TEST_CASE(
-    "what happens if I train on a data set that divides by nothing, in batches that divide by nothing: every epoch ends on all ranks") {
+    "what happens if I train on a data set that divides by nothing, in batches that divide by "
+    "nothing: every epoch ends on all ranks") {
   auto net = small_model();
   SGD sgd(net->parameters(), SGDOptions(0.1));
   DistributedOptimizer optimizer(sgd, net->named_parameters());
   const std::size_t items = 4 * static_cast<std::size_t>(hvd::size()) + 1;
   ElasticSampler sampler(items);
-  const auto loader = torch::data::make_data_loader(numbers(items), sampler, torch::data::DataLoaderOptions(3).workers(2));
+  const auto loader = torch::data::make_data_loader(numbers(items), sampler,
+                                                    torch::data::DataLoaderOptions(3).workers(2));
   for (std::size_t epoch = 0; epoch < 3; ++epoch) {
     sampler.set_epoch(epoch);
     std::size_t steps = 0;
@@ -113,7 +121,9 @@ TEST_CASE(
   CHECK(same_on_all_ranks(flat(net)));
 }
 
-TEST_CASE("what happens if ranks leave in the middle of an epoch: what is left is dealt evenly to those that stay, and none is missed") {
+TEST_CASE(
+    "what happens if ranks leave in the middle of an epoch: what is left is dealt evenly to those "
+    "that stay, and none is missed") {
   for (const Shares shares : {Shares::Pad, Shares::DropLast}) {
     const std::size_t items = 47;
     ElasticSampler sampler(items, true, 3, {.shares = shares});
@@ -153,11 +163,14 @@ TEST_CASE("what happens if ranks leave in the middle of an epoch: what is left i
   }
 }
 
-TEST_CASE("what happens if I call set_epoch on the sampler that I gave to make_data_loader: the loader's copy has that epoch's order") {
+TEST_CASE(
+    "what happens if I call set_epoch on the sampler that I gave to make_data_loader: the loader's "
+    "copy has that epoch's order") {
   const std::size_t items = 37;
   for (const std::size_t workers : {0, 2}) {
     ElasticSampler sampler(items);
-    const auto loader = torch::data::make_data_loader(numbers(items), sampler, torch::data::DataLoaderOptions(4).workers(workers));
+    const auto loader = torch::data::make_data_loader(
+        numbers(items), sampler, torch::data::DataLoaderOptions(4).workers(workers));
     std::set<Items> orders;
     for (std::size_t epoch = 0; epoch < 4; ++epoch) {
       sampler.set_epoch(epoch);
@@ -173,11 +186,13 @@ TEST_CASE("what happens if I call set_epoch on the sampler that I gave to make_d
   }
 }
 
-TEST_CASE("what happens if I use LibTorch's DistributedRandomSampler: set_epoch counts for loaders that are made after it") {
+TEST_CASE(
+    "what happens if I use LibTorch's DistributedRandomSampler: set_epoch counts for loaders that "
+    "are made after it") {
   const std::size_t items = 37;
   const auto dataset = numbers(items);
-  torch::data::samplers::DistributedRandomSampler sampler(items, static_cast<std::size_t>(hvd::size()),
-                                                          static_cast<std::size_t>(hvd::rank()));
+  torch::data::samplers::DistributedRandomSampler sampler(
+      items, static_cast<std::size_t>(hvd::size()), static_cast<std::size_t>(hvd::rank()));
   std::set<Items> orders;
   for (std::size_t epoch = 0; epoch < 4; ++epoch) {
     sampler.set_epoch(epoch);
@@ -192,7 +207,8 @@ TEST_CASE("what happens if I use LibTorch's DistributedRandomSampler: set_epoch 
   CHECK(orders.size() == 4);
 }
 
-TEST_CASE("what happens if I begin a second epoch without set_epoch: recorded items do not come again") {
+TEST_CASE(
+    "what happens if I begin a second epoch without set_epoch: recorded items do not come again") {
   ElasticSampler sampler(10);
   const auto loader = torch::data::make_data_loader(numbers(10), sampler, 2);
   sampler.record_batch(items_of(*loader).size());
@@ -210,7 +226,9 @@ TEST_CASE("what happens if I evaluate through a loader: with uneven shares each 
   for (const auto& [item, times] : counts(own)) CHECK(times == 1);
 }
 
-TEST_CASE("what happens if the ranks cannot share a batch evenly: with global_batch all make the same batches, and none loses an item") {
+TEST_CASE(
+    "what happens if the ranks cannot share a batch evenly: with global_batch all make the same "
+    "batches, and none loses an item") {
   const auto ranks = static_cast<std::size_t>(hvd::size());
   const auto rank = static_cast<std::size_t>(hvd::rank());
   for (const std::size_t batch : {4, 7, 64}) {
@@ -224,8 +242,9 @@ TEST_CASE("what happens if the ranks cannot share a batch evenly: with global_ba
         while (const auto next = sampler.next(share)) batches.push_back(*next);
         const std::size_t rest = items % batch;
         const std::size_t own_rest = shares == Shares::DropLast ? rest / ranks
-                                     : shares == Shares::Pad    ? std::min(share, (rest + ranks - 1) / ranks)
-                                                                : rest / ranks + (rank < rest % ranks ? 1 : 0);
+                                     : shares == Shares::Pad
+                                         ? std::min(share, (rest + ranks - 1) / ranks)
+                                         : rest / ranks + (rank < rest % ranks ? 1 : 0);
         CHECK(batches.size() == items / batch + (own_rest > 0 ? 1 : 0));
         if (shares != Shares::Uneven) CHECK(sampler.batches(share) == batches.size());
         std::size_t own = 0;
@@ -234,7 +253,8 @@ TEST_CASE("what happens if the ranks cannot share a batch evenly: with global_ba
           own += batches[b].size();
         }
         CHECK(sampler.size() == own);
-        // The first batch of all ranks is the beginning of the order, each item once; so a rest can be dealt to other ranks.
+        // The first batch of all ranks is the beginning of the order, each item once; so a rest can
+        // be dealt to other ranks.
         if (items < batch) continue;
         sampler.set_epoch(0);
         const Items first = *sampler.next(share);
@@ -254,17 +274,25 @@ TEST_CASE("what happens if the ranks cannot share a batch evenly: with global_ba
   ElasticSampler sampler(64, true, 0, {.global_batch = 64});
   CHECK(contains(error_of<hvd::InvalidArgument>([&] { sampler.next(65); }), "share_of_batch(64)"));
   if (ranks > 1)
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { ElasticSampler(9, true, 0, {.global_batch = ranks - 1}); }), "cannot share"));
+    CHECK(contains(error_of<hvd::InvalidArgument>(
+                       [&] { ElasticSampler(9, true, 0, {.global_batch = ranks - 1}); }),
+                   "cannot share"));
 }
 
-TEST_CASE("what happens if I train with a global batch that the ranks cannot share evenly, and weights: as one process does") {
+TEST_CASE(
+    "what happens if I train with a global batch that the ranks cannot share evenly, and weights: "
+    "as one process does") {
   const std::size_t items = 40, batch = 7;
-  const auto loss = [](torch::nn::Sequential& net, const at::Tensor& x) { return net->forward(x.expand({-1, 6}) / 40).pow(2).mean(); };
+  const auto loss = [](torch::nn::Sequential& net, const at::Tensor& x) {
+    return net->forward(x.expand({-1, 6}) / 40).pow(2).mean();
+  };
   auto net = small_model(), alone = small_model();
-  SGD sgd(net->parameters(), SGDOptions(0.1).momentum(0.9)), reference(alone->parameters(), SGDOptions(0.1).momentum(0.9));
+  SGD sgd(net->parameters(), SGDOptions(0.1).momentum(0.9)),
+      reference(alone->parameters(), SGDOptions(0.1).momentum(0.9));
   DistributedOptimizer optimizer(sgd, net->named_parameters());
   ElasticSampler sampler(items, true, 3, {.shares = Shares::Uneven, .global_batch = batch});
-  const auto loader = torch::data::make_data_loader(numbers(items), sampler, hvd::share_of_batch(static_cast<std::int64_t>(batch)));
+  const auto loader = torch::data::make_data_loader(
+      numbers(items), sampler, hvd::share_of_batch(static_cast<std::int64_t>(batch)));
   std::vector<at::Tensor> seen;
   for (const auto& rows : *loader) {
     optimizer.zero_grad();
@@ -282,17 +310,20 @@ TEST_CASE("what happens if I train with a global batch that the ranks cannot sha
   CHECK(difference(flat(net), flat(alone)) < 1e-12);
 }
 
-TEST_CASE("what happens if I ask for batches of 0 items: InvalidArgument, not an epoch without batches") {
+TEST_CASE(
+    "what happens if I ask for batches of 0 items: InvalidArgument, not an epoch without batches") {
   ElasticSampler sampler(10);
   CHECK(contains(error_of<hvd::InvalidArgument>([&] { sampler.next(0); }), "a batch of 0 items"));
   for (const std::size_t workers : {0, 1}) {
-    const auto loader = torch::data::make_data_loader(numbers(10), sampler, torch::data::DataLoaderOptions(0).workers(workers));
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { items_of(*loader); }), "a batch of 0 items"));
+    const auto loader = torch::data::make_data_loader(
+        numbers(10), sampler, torch::data::DataLoaderOptions(0).workers(workers));
+    CHECK(
+        contains(error_of<hvd::InvalidArgument>([&] { items_of(*loader); }), "a batch of 0 items"));
   }
   CHECK(take_all(sampler).size() == sampler.size());
 }
 
-// --------------------------------------------------------------------------------------------------------------- loss scaling
+// ------------------------------------------------------------------------------------ loss scaling
 
 constexpr double kOverflow = std::numeric_limits<double>::infinity();
 
@@ -302,7 +333,9 @@ hvd::ProcessSet all_but_the_last() {
   return hvd::add_process_set(ranks);
 }
 
-TEST_CASE("what happens if I scale the loss of an optimizer on a process set: its ranks decide, the others need not be there") {
+TEST_CASE(
+    "what happens if I scale the loss of an optimizer on a process set: its ranks decide, the "
+    "others need not be there") {
   const auto set = all_but_the_last();
   for (const bool ddp : {false, true}) {
     CAPTURE(ddp);
@@ -316,9 +349,11 @@ TEST_CASE("what happens if I scale the loss of an optimizer on a process set: it
       if (ddp) {
         parallel.emplace(net.ptr(), hvd::DistributedDataParallelOptions{.process_set = set});
       } else {
-        wrapper.emplace(sgd, net->named_parameters(), hvd::DistributedOptimizerOptions{.process_set = set});
+        wrapper.emplace(sgd, net->named_parameters(),
+                        hvd::DistributedOptimizerOptions{.process_set = set});
       }
-      torch::optim::Optimizer& optimizer = ddp ? static_cast<torch::optim::Optimizer&>(sgd) : *wrapper;
+      torch::optim::Optimizer& optimizer =
+          ddp ? static_cast<torch::optim::Optimizer&>(sgd) : *wrapper;
       GradScaler scaler({.init_scale = 64});
       for (int step = 0; step < 4; ++step) {
         const bool bad = step == 1;
@@ -334,7 +369,8 @@ TEST_CASE("what happens if I scale the loss of an optimizer on a process set: it
         scaler.update();
         if (bad) continue;
         at::Tensor sum;
-        for (const int rank : set.ranks()) sum = sum.defined() ? sum + small_loss(alone, rank, step) : small_loss(alone, rank, step);
+        for (const int rank : set.ranks())
+          sum = sum.defined() ? sum + small_loss(alone, rank, step) : small_loss(alone, rank, step);
         (sum / set.size()).backward();
         reference.step();
       }
@@ -354,7 +390,9 @@ TEST_CASE("what happens if I scale the loss of an optimizer on a process set: it
   hvd::remove_process_set(set);
 }
 
-TEST_CASE("what happens if one scaler serves optimizers on different process sets: the scales of all ranks stay one") {
+TEST_CASE(
+    "what happens if one scaler serves optimizers on different process sets: the scales of all "
+    "ranks stay one") {
   const auto set = all_but_the_last();
   for (const bool small_first : {true, false}) {
     CAPTURE(small_first);
@@ -363,7 +401,9 @@ TEST_CASE("what happens if one scaler serves optimizers on different process set
     SGD own_sgd(own->parameters(), SGDOptions(0.1));
     SGD common_sgd(common->parameters(), SGDOptions(0.1));
     std::optional<DistributedOptimizer> of_set;
-    if (set.included()) of_set.emplace(own_sgd, own->named_parameters(), hvd::DistributedOptimizerOptions{.process_set = set});
+    if (set.included())
+      of_set.emplace(own_sgd, own->named_parameters(),
+                     hvd::DistributedOptimizerOptions{.process_set = set});
     DistributedOptimizer of_all(common_sgd, common->named_parameters());
     GradScaler scaler({.init_scale = 64});
     int steps_of_all = 0;
@@ -371,7 +411,9 @@ TEST_CASE("what happens if one scaler serves optimizers on different process set
       if (of_set) of_set->zero_grad();
       of_all.zero_grad();
       at::Tensor loss = small_loss(common, hvd::rank(), step);
-      if (of_set) loss = loss + small_loss(own, hvd::rank(), step) * (step == 1 && hvd::rank() == 0 ? kOverflow : 1.0);
+      if (of_set)
+        loss = loss + small_loss(own, hvd::rank(), step) *
+                          (step == 1 && hvd::rank() == 0 ? kOverflow : 1.0);
       // An infinite sum has finite gradients where its finite part comes from.
       scaler.scale(loss).backward();
       const at::Tensor before = flat(common);
@@ -392,7 +434,9 @@ TEST_CASE("what happens if one scaler serves optimizers on different process set
   hvd::remove_process_set(set);
 }
 
-TEST_CASE("what happens if one rank sets another scale: a step is left out with a warning, and all have the smallest") {
+TEST_CASE(
+    "what happens if one rank sets another scale: a step is left out with a warning, and all have "
+    "the smallest") {
   for (const float other : {64.0F, std::nextafter(16.0F, 17.0F)}) {
     auto net = small_model();
     SGD sgd(net->parameters(), SGDOptions(0.1));
@@ -411,7 +455,9 @@ TEST_CASE("what happens if one rank sets another scale: a step is left out with 
   }
 }
 
-TEST_CASE("what happens if I scale the loss in join(): ranks that have ended have no scale to differ by, and every step is made") {
+TEST_CASE(
+    "what happens if I scale the loss in join(): ranks that have ended have no scale to differ by, "
+    "and every step is made") {
   for (const double scale : {8.0, 3.7}) {
     auto net = small_model();
     SGD sgd(net->parameters(), SGDOptions(0.01));
@@ -433,7 +479,8 @@ TEST_CASE("what happens if I scale the loss in join(): ranks that have ended hav
   }
 }
 
-/// Trains for some steps, of which those in `bad` overflow on the last rank; or, without a scaler, leaves those out.
+/// Trains for some steps, of which those in `bad` overflow on the last rank; or, without a scaler,
+/// leaves those out.
 struct Trained {
   at::Tensor parameters;
   std::vector<at::Tensor> memory;
@@ -446,7 +493,8 @@ Trained train(const Compression& compression, bool ddp, bool scaled, const std::
   if (ddp) {
     parallel.emplace(net.ptr(), hvd::DistributedDataParallelOptions{.compression = compression});
   } else {
-    wrapper.emplace(sgd, net->named_parameters(), hvd::DistributedOptimizerOptions{.compression = compression});
+    wrapper.emplace(sgd, net->named_parameters(),
+                    hvd::DistributedOptimizerOptions{.compression = compression});
   }
   torch::optim::Optimizer& optimizer = ddp ? static_cast<torch::optim::Optimizer&>(sgd) : *wrapper;
   GradScaler scaler({.init_scale = 1024, .growth_interval = 2, .enabled = scaled});
@@ -465,8 +513,11 @@ Trained train(const Compression& compression, bool ddp, bool scaled, const std::
   return {flat(net).clone(), wrapper ? wrapper->compression_memory() : std::vector<at::Tensor>()};
 }
 
-TEST_CASE("what happens if I scale the loss and compress with a memory: it trains as without a scale, steps left out lose nothing") {
-  for (const auto& compression : {Compression::int8(), Compression::topk(0.1), Compression::powersgd(1)}) {
+TEST_CASE(
+    "what happens if I scale the loss and compress with a memory: it trains as without a scale, "
+    "steps left out lose nothing") {
+  for (const auto& compression :
+       {Compression::int8(), Compression::topk(0.1), Compression::powersgd(1)}) {
     for (const bool ddp : {false, true}) {
       for (const std::set<int>& bad : {std::set<int>{0, 1, 4}, std::set<int>{3}}) {
         CAPTURE(static_cast<int>(compression.kind()));
@@ -477,7 +528,8 @@ TEST_CASE("what happens if I scale the loss and compress with a memory: it train
         CHECK(difference(scaled.parameters, plain.parameters) < 1e-12);
         REQUIRE(scaled.memory.size() == plain.memory.size());
         for (std::size_t i = 0; i < plain.memory.size(); ++i)
-          CHECK(difference(scaled.memory[i].to(at::kDouble), plain.memory[i].to(at::kDouble)) < 1e-9);
+          CHECK(difference(scaled.memory[i].to(at::kDouble), plain.memory[i].to(at::kDouble)) <
+                1e-9);
         CHECK(same_on_all_ranks(scaled.parameters));
       }
     }

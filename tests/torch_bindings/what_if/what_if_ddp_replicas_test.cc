@@ -1,4 +1,5 @@
-// What happens if I ... : ranks under DistributedDataParallel that do something alone, or past the wrapper, and would drift apart.
+// What happens if I ... : ranks under DistributedDataParallel that do something alone, or past the
+// wrapper, and would drift apart.
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,7 +25,8 @@ double gradients_differ(const torch::nn::Module& a, const torch::nn::Module& b) 
   REQUIRE(mine.size() == theirs.size());
   for (std::size_t i = 0; i < mine.size(); ++i) {
     REQUIRE(mine[i].grad().defined() == theirs[i].grad().defined());
-    if (mine[i].grad().defined()) worst = std::max(worst, difference(mine[i].grad(), theirs[i].grad()));
+    if (mine[i].grad().defined())
+      worst = std::max(worst, difference(mine[i].grad(), theirs[i].grad()));
   }
   return worst;
 }
@@ -41,7 +43,8 @@ void check_step(Parallel& ddp, Sequential& net, int number) {
   Sequential alone = model(false);
   {
     const torch::NoGradGuard no_gradient;
-    for (std::size_t i = 0; i < net->parameters().size(); ++i) alone->parameters()[i].copy_(net->parameters()[i]);
+    for (std::size_t i = 0; i < net->parameters().size(); ++i)
+      alone->parameters()[i].copy_(net->parameters()[i]);
   }
   net->zero_grad();
   loss(ddp, hvd::rank(), number).backward();
@@ -82,9 +85,11 @@ int times(const std::string& text, const std::string& part) {
   return count;
 }
 
-// ---------------------------------------------------------------------------------------------------- past the wrapper's forward
+// ---------------------------------------------------------------------- past the wrapper's forward
 
-TEST_CASE("what happens if I write ddp->forward(x): it is the wrapper's, and what else is called so means the wrapper, too") {
+TEST_CASE(
+    "what happens if I write ddp->forward(x): it is the wrapper's, and what else is called so "
+    "means the wrapper, too") {
   Sequential net = model(false);
   DistributedDataParallel ddp(net);
   Sequential alone = model(false);
@@ -105,7 +110,9 @@ TEST_CASE("what happens if I write ddp->forward(x): it is the wrapper's, and wha
   CHECK(ddp->module() == net.ptr());
 }
 
-TEST_CASE("what happens if I train the module itself beside its wrapper: a line says so once, and the second step is refused") {
+TEST_CASE(
+    "what happens if I train the module itself beside its wrapper: a line says so once, and the "
+    "second step is refused") {
   if (hvd::size() == 1) return;
   Sequential net = model(false);
   DistributedDataParallel ddp(net);
@@ -136,7 +143,9 @@ TEST_CASE("what happens if I train the module itself beside its wrapper: a line 
   check_step(ddp, net, 4);
 }
 
-TEST_CASE("what happens if one rank alone has trained the module itself: a Mismatch on all in the next pass, and then all go on") {
+TEST_CASE(
+    "what happens if one rank alone has trained the module itself: a Mismatch on all in the next "
+    "pass, and then all go on") {
   if (hvd::size() == 1) return;
   Sequential net = model(false);
   DistributedDataParallel ddp(net);
@@ -157,13 +166,16 @@ TEST_CASE("what happens if one rank alone has trained the module itself: a Misma
   for (int number = 3; number < 6; ++number) check_step(ddp, net, number);
 }
 
-TEST_CASE("what happens if gradients of the module itself are thrown away, as a GAN's discriminator's: no rank minds") {
+TEST_CASE(
+    "what happens if gradients of the module itself are thrown away, as a GAN's discriminator's: "
+    "no rank minds") {
   Sequential judge = model(false);
   Sequential generator(Linear(6, 6));
   {
     const torch::NoGradGuard no_gradient;
     generator->to(kDouble);
-    for (auto& parameter : generator->parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0) * 0.2);
+    for (auto& parameter : generator->parameters())
+      parameter.copy_(data(parameter.sizes(), kDouble, 0) * 0.2);
   }
   DistributedDataParallel ddp(judge);
   DistributedDataParallel of_generator(generator);
@@ -186,9 +198,11 @@ TEST_CASE("what happens if gradients of the module itself are thrown away, as a 
   CHECK(times(heard.end(), "did not go through") == (hvd::size() == 1 ? 0 : 1));
 }
 
-// ------------------------------------------------------------------------------------------------- gradients by something else
+// --------------------------------------------------------------------- gradients by something else
 
-TEST_CASE("what happens if one rank alone asks for a gradient of its input: it gets it, nothing is sent, and all go on") {
+TEST_CASE(
+    "what happens if one rank alone asks for a gradient of its input: it gets it, nothing is sent, "
+    "and all go on") {
   for (const bool evaluates : {false, true}) {
     CAPTURE(evaluates);
     Sequential net = model(evaluates);  // in training the running statistics would be shared
@@ -200,7 +214,8 @@ TEST_CASE("what happens if one rank alone asks for a gradient of its input: it g
       ddp.eval();
       alone->eval();
       const torch::NoGradGuard no_gradient;
-      for (std::size_t i = 0; i < net->buffers().size(); ++i) alone->buffers()[i].copy_(net->buffers()[i]);
+      for (std::size_t i = 0; i < net->buffers().size(); ++i)
+        alone->buffers()[i].copy_(net->buffers()[i]);
     }
     const auto before = hvd::stats().tensors_submitted;
     if (hvd::rank() == 0) {
@@ -211,7 +226,8 @@ TEST_CASE("what happens if one rank alone asks for a gradient of its input: it g
       const at::Tensor output = ddp.forward(x);
       torch::autograd::backward({output.sum()}, {}, std::nullopt, false, {x});
       CHECK(x.grad().defined());
-      if (evaluates) {  // frozen for the while, so that `backward` gives the input its gradient alone
+      // frozen for the while, so that `backward` gives the input its gradient alone
+      if (evaluates) {
         for (auto& parameter : net->parameters()) parameter.set_requires_grad(false);
         ddp.forward(x).sum().backward();
         for (auto& parameter : net->parameters()) parameter.set_requires_grad(true);
@@ -228,7 +244,9 @@ TEST_CASE("what happens if one rank alone asks for a gradient of its input: it g
   }
 }
 
-TEST_CASE("what happens if I train an evaluating module, or a gradient of the input is part of the loss: averages as ever") {
+TEST_CASE(
+    "what happens if I train an evaluating module, or a gradient of the input is part of the loss: "
+    "averages as ever") {
   Sequential net = model(false), alone = model(false);
   DistributedDataParallel ddp(net);
   for (const bool training : {true, false}) {
@@ -237,7 +255,10 @@ TEST_CASE("what happens if I train an evaluating module, or a gradient of the in
       const auto penalized = [&](auto& of, int rank) {
         const at::Tensor x = input(rank, step).requires_grad_();
         const at::Tensor output = of.forward(x).pow(3).sum();
-        return output * 0.1 + grad({output}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true).front().square().mean();
+        return output * 0.1 + grad({output}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)
+                                  .front()
+                                  .square()
+                                  .mean();
       };
       net->zero_grad();
       alone->zero_grad();
@@ -246,11 +267,13 @@ TEST_CASE("what happens if I train an evaluating module, or a gradient of the in
       CHECK(gradients_differ(*net, *alone) < 1e-9);
       net->zero_grad();
       alone->zero_grad();
-      const auto of_parameters_alone = [](const at::Tensor& of, const std::vector<at::Tensor>& parameters) {
+      const auto of_parameters_alone = [](const at::Tensor& of,
+                                          const std::vector<at::Tensor>& parameters) {
         torch::autograd::backward({of}, {}, std::nullopt, false, parameters);
       };
       of_parameters_alone(loss(ddp, hvd::rank(), step), net->parameters());
-      of_parameters_alone(mean_over_ranks([&](int rank) { return loss(*alone, rank, step); }), alone->parameters());
+      of_parameters_alone(mean_over_ranks([&](int rank) { return loss(*alone, rank, step); }),
+                          alone->parameters());
       CHECK(gradients_differ(*net, *alone) < 1e-11);
     }
   }
@@ -267,7 +290,9 @@ struct MayPassBy : torch::nn::Module {
   Linear layer{nullptr};
 };
 
-TEST_CASE("what happens if no parameter is in the loss of one rank: it counts as zeros, and nobody waits") {
+TEST_CASE(
+    "what happens if no parameter is in the loss of one rank: it counts as zeros, and nobody "
+    "waits") {
   const auto net = std::make_shared<MayPassBy>();
   DistributedDataParallel<MayPassBy> ddp(net);
   for (int step = 0; step < 2; ++step) {
@@ -283,9 +308,11 @@ TEST_CASE("what happens if no parameter is in the loss of one rank: it counts as
   }
 }
 
-// ---------------------------------------------------------------------------------------- steps by gradients of one rank's own
+// ------------------------------------------------------------ steps by gradients of one rank's own
 
-TEST_CASE("what happens if the last group of passes under no_sync() is not complete, and I step: a Mismatch on all in the next pass") {
+TEST_CASE(
+    "what happens if the last group of passes under no_sync() is not complete, and I step: a "
+    "Mismatch on all in the next pass") {
   if (hvd::size() == 1) return;
   Sequential net = model(false);
   DistributedDataParallel ddp(net);
@@ -315,14 +342,17 @@ TEST_CASE("what happens if the last group of passes under no_sync() is not compl
   CHECK(contains(text, "'1.bias'"));
   CHECK(contains(text, "no_sync()"));
   CHECK(contains(text, "ddp."));
-  for (int rank : everyone()) CHECK(contains(text, "rank " + std::to_string(rank) + " has changed"));
+  for (int rank : everyone())
+    CHECK(contains(text, "rank " + std::to_string(rank) + " has changed"));
   sgd.zero_grad();
   hvd::broadcast_parameters(net, 0);
   epoch(4);
   CHECK(is_same_on_all_ranks(*net));
 }
 
-TEST_CASE("what happens if gradients of no_sync() are there and parameters change alike, or come back: all go on") {
+TEST_CASE(
+    "what happens if gradients of no_sync() are there and parameters change alike, or come back: "
+    "all go on") {
   Sequential net = model(false);
   DistributedDataParallel ddp(net);
   SGD sgd(net->parameters(), 0.1);
@@ -370,14 +400,19 @@ TEST_CASE("what happens if gradients of no_sync() are there and parameters chang
   check_step(ddp, net, 4);
 }
 
-TEST_CASE("what happens if I train by LBFGS with a line search under DDP, and its closure returns the mean loss: right") {
+TEST_CASE(
+    "what happens if I train by LBFGS with a line search under DDP, and its closure returns the "
+    "mean loss: right") {
   const auto train = [](auto& forward, auto& net, bool own_loss, const std::vector<int>& ranks) {
-    torch::optim::LBFGS lbfgs(net->parameters(), torch::optim::LBFGSOptions(1).max_iter(6).line_search_fn("strong_wolfe"));
+    torch::optim::LBFGS lbfgs(
+        net->parameters(),
+        torch::optim::LBFGSOptions(1).max_iter(6).line_search_fn("strong_wolfe"));
     for (int step = 0; step < 3; ++step) {
       lbfgs.step([&] {
         lbfgs.zero_grad();
         at::Tensor all = torch::zeros({}, kDouble);
-        for (const int rank : ranks) all = all + loss(forward, rank, step) / static_cast<double>(ranks.size());
+        for (const int rank : ranks)
+          all = all + loss(forward, rank, step) / static_cast<double>(ranks.size());
         all.backward();
         return own_loss ? all : hvd::allreduce(all.detach());
       });
@@ -390,14 +425,18 @@ TEST_CASE("what happens if I train by LBFGS with a line search under DDP, and it
   }
   train(*alone, alone, true, everyone());
   CHECK(is_same_on_all_ranks(*net));
-  for (std::size_t i = 0; i < net->parameters().size(); ++i) CHECK(difference(net->parameters()[i], alone->parameters()[i]) < 1e-6);
+  for (std::size_t i = 0; i < net->parameters().size(); ++i)
+    CHECK(difference(net->parameters()[i], alone->parameters()[i]) < 1e-6);
 }
 
-TEST_CASE("what happens if LBFGS decides by each rank's own loss under DDP: a Mismatch on all as soon as they have decided differently") {
+TEST_CASE(
+    "what happens if LBFGS decides by each rank's own loss under DDP: a Mismatch on all as soon as "
+    "they have decided differently") {
   if (hvd::size() == 1) return;
   Sequential net = model(false);
   DistributedDataParallel ddp(net);
-  torch::optim::LBFGS lbfgs(net->parameters(), torch::optim::LBFGSOptions(1).max_iter(6).line_search_fn("strong_wolfe"));
+  torch::optim::LBFGS lbfgs(
+      net->parameters(), torch::optim::LBFGSOptions(1).max_iter(6).line_search_fn("strong_wolfe"));
   const std::string text = error_of<hvd::Mismatch>([&] {
     for (int step = 0; step < 100; ++step) {
       lbfgs.step([&] {
@@ -415,28 +454,31 @@ TEST_CASE("what happens if LBFGS decides by each rank's own loss under DDP: a Mi
   for (int number = 0; number < 3; ++number) check_step(ddp, net, number);
 }
 
-// ----------------------------------------------------------------------------------------------------- another head
+// ------------------------------------------------------------------------------------ another head
 
 struct Headed : torch::nn::Module {
   explicit Headed(int variant = 0) {
     body = register_module("body", Linear(6, 8));
     to(kDouble);
     const torch::NoGradGuard no_gradient;
-    for (auto& parameter : body->parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0) * 0.3);
+    for (auto& parameter : body->parameters())
+      parameter.copy_(data(parameter.sizes(), kDouble, 0) * 0.3);
     head = register_module("head", made_head(variant));
   }
   static Linear made_head(int variant) {
     const torch::NoGradGuard no_gradient;
     Linear made(8, 3);
     made->to(kDouble);
-    for (auto& parameter : made->parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant) * 0.3);
+    for (auto& parameter : made->parameters())
+      parameter.copy_(data(parameter.sizes(), kDouble, 0, variant) * 0.3);
     return made;
   }
   void replace_head(int variant) { head = replace_module("head", made_head(variant)); }
   at::Tensor forward(const at::Tensor& x) { return head(torch::tanh(body(x))); }
   Linear body{nullptr}, head{nullptr};
 };
-void train_heads(DistributedDataParallel<Headed>& ddp, const std::shared_ptr<Headed>& net, const std::shared_ptr<Headed>& alone) {
+void train_heads(DistributedDataParallel<Headed>& ddp, const std::shared_ptr<Headed>& net,
+                 const std::shared_ptr<Headed>& alone) {
   SGD sgd(net->parameters(), 0.1), reference(alone->parameters(), 0.1);
   for (int step = 0; step < 3; ++step) {
     sgd.zero_grad();
@@ -447,11 +489,14 @@ void train_heads(DistributedDataParallel<Headed>& ddp, const std::shared_ptr<Hea
     sgd.step();
     reference.step();
   }
-  for (std::size_t i = 0; i < net->parameters().size(); ++i) CHECK(difference(net->parameters()[i], alone->parameters()[i]) < 1e-11);
+  for (std::size_t i = 0; i < net->parameters().size(); ++i)
+    CHECK(difference(net->parameters()[i], alone->parameters()[i]) < 1e-11);
   CHECK(is_same_on_all_ranks(*net));
 }
 
-TEST_CASE("what happens if I replace the head of a wrapped model: it trains as in one process, or is refused where ranks' heads differ") {
+TEST_CASE(
+    "what happens if I replace the head of a wrapped model: it trains as in one process, or is "
+    "refused where ranks' heads differ") {
   const auto net = std::make_shared<Headed>(), alone = std::make_shared<Headed>();
   DistributedDataParallel<Headed> ddp(net);
   train_heads(ddp, net, alone);
@@ -470,7 +515,9 @@ TEST_CASE("what happens if I replace the head of a wrapped model: it trains as i
   train_heads(ddp, net, alone);
 }
 
-TEST_CASE("what happens if one rank alone replaces the head: a Mismatch on all, and right when all have") {
+TEST_CASE(
+    "what happens if one rank alone replaces the head: a Mismatch on all, and right when all "
+    "have") {
   if (hvd::size() == 1) return;
   const auto net = std::make_shared<Headed>(), alone = std::make_shared<Headed>();
   DistributedDataParallel<Headed> ddp(net);
@@ -488,7 +535,9 @@ TEST_CASE("what happens if one rank alone replaces the head: a Mismatch on all, 
   train_heads(ddp, net, alone);
 }
 
-TEST_CASE("what happens if a user's hook takes the wrapper's place: gradients are averages still, in evaluation, too") {
+TEST_CASE(
+    "what happens if a user's hook takes the wrapper's place: gradients are averages still, in "
+    "evaluation, too") {
   Sequential net = model(false), alone = model(false);
   DistributedDataParallel ddp(net);
   ddp.eval();
@@ -498,7 +547,8 @@ TEST_CASE("what happens if a user's hook takes the wrapper's place: gradients ar
     int& count_;
   };
   int calls = 0;
-  for (auto& parameter : net->parameters()) torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Counts>(calls));
+  for (auto& parameter : net->parameters())
+    torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Counts>(calls));
   for (int step = 0; step < 2; ++step) {
     loss(ddp, hvd::rank(), step).backward();
     mean_over_ranks([&](int rank) { return loss(*alone, rank, step); }).backward();

@@ -14,14 +14,17 @@ using hvd::DistributedDataParallel;
 using torch::nn::Linear;
 using torch::nn::Sequential;
 
-at::Tensor input(int rank, int step, at::ScalarType type = kDouble) { return data({5, 6}, kDouble, rank, step).to(type); }
+at::Tensor input(int rank, int step, at::ScalarType type = kDouble) {
+  return data({5, 6}, kDouble, rank, step).to(type);
+}
 at::Tensor target(int rank, int step) { return data({5, 3}, kDouble, rank, step + 1); }
 template <class Net>
 void fill(Net& net, at::ScalarType type = kDouble) {
   int variant = 0;
   const torch::NoGradGuard no_gradient;
   net.to(type);
-  for (auto& parameter : net.parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.3);
+  for (auto& parameter : net.parameters())
+    parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.3);
 }
 /// What `of(module, rank)` gives on all ranks, averaged by one process.
 template <class Of>
@@ -40,9 +43,10 @@ double gradients_differ(const torch::nn::Module& a, const torch::nn::Module& b) 
   return worst;
 }
 
-// --------------------------------------------------------------------------------------------------------------- tied weights
+// ------------------------------------------------------------------------------------ tied weights
 
-/// An embedding whose weight is the last layer's, too, with more than one bucket of other parameters between the two.
+/// An embedding whose weight is the last layer's, too, with more than one bucket of other
+/// parameters between the two.
 struct Tied : torch::nn::Module {
   explicit Tied(int hidden, at::ScalarType type) {
     embedding = register_module("embedding", torch::nn::Embedding(7, 6));
@@ -51,7 +55,9 @@ struct Tied : torch::nn::Module {
     decoder = register_parameter("decoder", embedding->weight);
     fill(*this, type);
   }
-  at::Tensor forward(const at::Tensor& words) { return torch::linear(second(torch::tanh(first(embedding(words)))), decoder); }
+  at::Tensor forward(const at::Tensor& words) {
+    return torch::linear(second(torch::tanh(first(embedding(words)))), decoder);
+  }
   torch::nn::Embedding embedding{nullptr};
   Linear first{nullptr}, second{nullptr};
   at::Tensor decoder;
@@ -61,9 +67,12 @@ at::Tensor tied_loss(Tied& net, int rank, int step) {
   return torch::cross_entropy_loss(net.forward(words), words.flip(0));
 }
 
-TEST_CASE("what happens if I tie weights that lie far apart in a model: they are one parameter, and every run gives the same bits") {
-  // 30 MiB between the two. In double: a sum of so many terms that nearly cancel differs by a thousandth in float where it is divided by
-  // the number of ranks before and not after, on some processors.
+TEST_CASE(
+    "what happens if I tie weights that lie far apart in a model: they are one parameter, and "
+    "every run gives the same bits") {
+  // 30 MiB between the two. In double: a sum of so many terms that nearly cancel differs by a
+  // thousandth in float where it is divided by the number of ranks before and not after, on some
+  // processors.
   const auto alone = std::make_shared<Tied>(300000, kDouble);
   mean_over_ranks([&](int rank) { return tied_loss(*alone, rank, 0); }).backward();
   at::Tensor once;
@@ -90,7 +99,8 @@ TEST_CASE("what happens if I tie weights and train: it is as one process would, 
   const auto alone = std::make_shared<Tied>(8, kDouble);
   DistributedDataParallel<Tied> ddp(net);
   const auto unique = [](Tied& of) {
-    return std::vector<at::Tensor>{of.embedding->weight, of.first->weight, of.first->bias, of.second->weight, of.second->bias};
+    return std::vector<at::Tensor>{of.embedding->weight, of.first->weight, of.first->bias,
+                                   of.second->weight, of.second->bias};
   };
   torch::optim::SGD optimizer(unique(*net), torch::optim::SGDOptions(0.1).momentum(0.9));
   torch::optim::SGD reference(unique(*alone), torch::optim::SGDOptions(0.1).momentum(0.9));
@@ -99,21 +109,27 @@ TEST_CASE("what happens if I tie weights and train: it is as one process would, 
     alone->zero_grad();
     if (step == 3) {  // gathered over two passes
       const auto local = ddp.no_sync();
-      const at::Tensor words = torch::tensor({hvd::rank(), step + 7, 1, hvd::rank() + step + 7, 5}).remainder(7);
+      const at::Tensor words =
+          torch::tensor({hvd::rank(), step + 7, 1, hvd::rank() + step + 7, 5}).remainder(7);
       torch::cross_entropy_loss(ddp.forward(words), words.flip(0)).backward();
     }
-    const at::Tensor words = torch::tensor({hvd::rank(), step, 1, hvd::rank() + step, 5}).remainder(7);
+    const at::Tensor words =
+        torch::tensor({hvd::rank(), step, 1, hvd::rank() + step, 5}).remainder(7);
     torch::cross_entropy_loss(ddp.forward(words), words.flip(0)).backward();
-    if (step == 3) mean_over_ranks([&](int rank) { return tied_loss(*alone, rank, step + 7); }).backward();
+    if (step == 3)
+      mean_over_ranks([&](int rank) { return tied_loss(*alone, rank, step + 7); }).backward();
     mean_over_ranks([&](int rank) { return tied_loss(*alone, rank, step); }).backward();
     CHECK(gradients_differ(*net, *alone) < 1e-12);
     optimizer.step();
     reference.step();
   }
-  for (std::size_t i = 0; i < net->parameters().size(); ++i) CHECK(same_on_all_ranks(net->parameters()[i]));
+  for (std::size_t i = 0; i < net->parameters().size(); ++i)
+    CHECK(same_on_all_ranks(net->parameters()[i]));
 }
 
-TEST_CASE("what happens if I average a model with tied weights: it is averaged once, and the guard gives back what was there") {
+TEST_CASE(
+    "what happens if I average a model with tied weights: it is averaged once, and the guard gives "
+    "back what was there") {
   const auto net = std::make_shared<Tied>(8, kDouble);
   hvd::ExponentialMovingAverage average(*net, {.decay = 0.5});
   at::Tensor expected = net->embedding->weight.detach().clone();
@@ -125,7 +141,8 @@ TEST_CASE("what happens if I average a model with tied weights: it is averaged o
   }
   const at::Tensor last_weight = net->embedding->weight.detach().clone();
   for (std::size_t i = 0; i < net->parameters().size(); ++i)
-    if (net->parameters()[i].is_same(net->embedding->weight)) CHECK(difference(average.averages()[i], expected) < 1e-15);
+    if (net->parameters()[i].is_same(net->embedding->weight))
+      CHECK(difference(average.averages()[i], expected) < 1e-15);
   for (int i = 0; i < 2; ++i) {
     {
       const auto guard = average.averaged();
@@ -142,12 +159,15 @@ TEST_CASE("what happens if I average a model with tied weights: it is averaged o
   torch::serialize::InputArchive in;
   in.load_from(file);
   other.load(in);
-  for (std::size_t i = 0; i < net->parameters().size(); ++i) CHECK(torch::equal(other.averages()[i], average.averages()[i]));
+  for (std::size_t i = 0; i < net->parameters().size(); ++i)
+    CHECK(torch::equal(other.averages()[i], average.averages()[i]));
   average.copy_to_parameters();
   CHECK(difference(net->embedding->weight, expected) < 1e-15);
 }
 
-TEST_CASE("what happens if I use one batch norm in two places and average its buffers: once, and each rank gets its own back") {
+TEST_CASE(
+    "what happens if I use one batch norm in two places and average its buffers: once, and each "
+    "rank gets its own back") {
   Sequential net(Linear(6, 6));
   torch::nn::BatchNorm1d norm(6);
   net->push_back(norm);
@@ -160,7 +180,7 @@ TEST_CASE("what happens if I use one batch norm in two places and average its bu
   CHECK(norm->running_mean[0].item<double>() == hvd::rank() + 1);
 }
 
-// ---------------------------------------------------------------------------------------------- losses that forward does not return
+// ------------------------------------------------------------- losses that forward does not return
 
 /// Keeps what losses are made of; `forward` returns nothing that leads to all parameters.
 struct Keeping : torch::nn::Module {
@@ -173,7 +193,9 @@ struct Keeping : torch::nn::Module {
     hidden = torch::tanh(first(x));
     output = second(hidden);
   }
-  at::Tensor loss(int rank, int step) { return torch::mse_loss(output, target(rank, step)) + hidden.square().mean(); }
+  at::Tensor loss(int rank, int step) {
+    return torch::mse_loss(output, target(rank, step)) + hidden.square().mean();
+  }
   Linear first{nullptr}, second{nullptr};
   at::Tensor hidden, output;
 };
@@ -182,7 +204,9 @@ at::Tensor kept_loss(Keeping& net, int rank, int step) {
   return net.loss(rank, step);
 }
 
-TEST_CASE("what happens if I make a loss of tensors that the module keeps: its gradients are averages, too") {
+TEST_CASE(
+    "what happens if I make a loss of tensors that the module keeps: its gradients are averages, "
+    "too") {
   const auto net = std::make_shared<Keeping>();
   const auto alone = std::make_shared<Keeping>();
   DistributedDataParallel<Keeping> ddp(net);
@@ -190,7 +214,9 @@ TEST_CASE("what happens if I make a loss of tensors that the module keeps: its g
     ddp.forward(input(hvd::rank(), step));
     return net->loss(hvd::rank(), step);
   };
-  const auto reference = [&](int step) { return mean_over_ranks([&](int rank) { return kept_loss(*alone, rank, step); }); };
+  const auto reference = [&](int step) {
+    return mean_over_ranks([&](int rank) { return kept_loss(*alone, rank, step); });
+  };
   const auto check = [&] {
     CHECK(gradients_differ(*net, *alone) < 1e-12);
     net->zero_grad();
@@ -234,12 +260,16 @@ TEST_CASE("what happens if I make a loss of tensors that the module keeps: its g
   check();
 }
 
-TEST_CASE("what happens if such a loss reaches a part of the model only, or another part on each rank: the rest counts as zeros") {
+TEST_CASE(
+    "what happens if such a loss reaches a part of the model only, or another part on each rank: "
+    "the rest counts as zeros") {
   const auto net = std::make_shared<Keeping>();
   const auto alone = std::make_shared<Keeping>();
   for (const bool find : {false, true}) {
     DistributedDataParallel<Keeping> ddp(net, {.find_unused_parameters = find});
-    const auto of = [](Keeping& module, int rank) { return rank % 2 == 0 ? module.hidden.sum() : module.output.square().sum(); };
+    const auto of = [](Keeping& module, int rank) {
+      return rank % 2 == 0 ? module.hidden.sum() : module.output.square().sum();
+    };
     for (int step = 0; step < 2; ++step) {
       net->zero_grad();
       alone->zero_grad();
@@ -254,7 +284,9 @@ TEST_CASE("what happens if such a loss reaches a part of the model only, or anot
   }
 }
 
-TEST_CASE("what happens if I use the module itself, without the wrapper, on one rank: its gradients stay there") {
+TEST_CASE(
+    "what happens if I use the module itself, without the wrapper, on one rank: its gradients stay "
+    "there") {
   Sequential net = small_model();
   DistributedDataParallel ddp(net);
   torch::mse_loss(ddp.forward(input(hvd::rank(), 0)), target(hvd::rank(), 0)).backward();
@@ -269,7 +301,9 @@ TEST_CASE("what happens if I use the module itself, without the wrapper, on one 
   CHECK(hvd::stats().tensors_submitted == before);
 }
 
-TEST_CASE("what happens under no_sync() if a loss is made of kept tensors: the gradients add up here until the next pass") {
+TEST_CASE(
+    "what happens under no_sync() if a loss is made of kept tensors: the gradients add up here "
+    "until the next pass") {
   const auto net = std::make_shared<Keeping>();
   const auto alone = std::make_shared<Keeping>();
   DistributedDataParallel<Keeping> ddp(net);
@@ -283,7 +317,8 @@ TEST_CASE("what happens under no_sync() if a loss is made of kept tensors: the g
     CHECK(hvd::stats().tensors_submitted == before);
     ddp.forward(input(hvd::rank(), 1));
     net->loss(hvd::rank(), 1).backward();
-    for (int step = 0; step < 2; ++step) mean_over_ranks([&](int rank) { return kept_loss(*alone, rank, step); }).backward();
+    for (int step = 0; step < 2; ++step)
+      mean_over_ranks([&](int rank) { return kept_loss(*alone, rank, step); }).backward();
     CHECK(gradients_differ(*net, *alone) < 1e-12);
     net->zero_grad();
     alone->zero_grad();
@@ -292,13 +327,15 @@ TEST_CASE("what happens under no_sync() if a loss is made of kept tensors: the g
 
 /// Runs `layer` again in backward instead of keeping what is between (activation checkpointing).
 struct Checkpointed : torch::autograd::Function<Checkpointed> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, Linear* layer) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            Linear* layer) {
     context->save_for_backward({x});
     context->saved_data["layer"] = reinterpret_cast<std::int64_t>(layer);
     const torch::NoGradGuard no_gradient;
     return torch::tanh((*layer)(x));
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list from) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list from) {
     auto* const layer = reinterpret_cast<Linear*>(context->saved_data["layer"].toInt());
     const torch::AutoGradMode gradient(true);
     const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
@@ -313,7 +350,9 @@ struct WithCheckpoints : torch::nn::Module {
     third = register_module("third", Linear(6, 3));
     fill(*this);
   }
-  at::Tensor through(Linear& layer, const at::Tensor& x) { return checkpoints ? Checkpointed::apply(x, &layer) : torch::tanh(layer(x)); }
+  at::Tensor through(Linear& layer, const at::Tensor& x) {
+    return checkpoints ? Checkpointed::apply(x, &layer) : torch::tanh(layer(x));
+  }
   int forward(const at::Tensor& x) {
     const at::Tensor start = x.clone().requires_grad_();
     output = through(second, through(third_first ? second : first, start));
@@ -325,7 +364,9 @@ struct WithCheckpoints : torch::nn::Module {
   at::Tensor output;
 };
 
-TEST_CASE("what happens with activation checkpointing, whose backward passes lie within the pass: the gradients are the same") {
+TEST_CASE(
+    "what happens with activation checkpointing, whose backward passes lie within the pass: the "
+    "gradients are the same") {
   for (const bool shared : {false, true}) {         // one layer in two checkpoints
     for (const bool only_nested : {false, true}) {  // the first gradient comes from within
       const auto net = std::make_shared<WithCheckpoints>(true);
@@ -348,7 +389,9 @@ TEST_CASE("what happens with activation checkpointing, whose backward passes lie
   }
 }
 
-TEST_CASE("what happens if I unfreeze parameters on one rank alone: Mismatch on all in the next pass, and it goes on when all have") {
+TEST_CASE(
+    "what happens if I unfreeze parameters on one rank alone: Mismatch on all in the next pass, "
+    "and it goes on when all have") {
   if (hvd::size() == 1) return;
   Sequential net(Linear(6, 8), Linear(8, 3));
   fill(*net);
@@ -357,7 +400,8 @@ TEST_CASE("what happens if I unfreeze parameters on one rank alone: Mismatch on 
   };
   const auto step = [&](auto& ddp, int number) {
     net->zero_grad();
-    torch::mse_loss(ddp.forward(input(hvd::rank(), number)), target(hvd::rank(), number)).backward();
+    torch::mse_loss(ddp.forward(input(hvd::rank(), number)), target(hvd::rank(), number))
+        .backward();
   };
   freeze(true);
   DistributedDataParallel ddp(net);
@@ -376,8 +420,11 @@ TEST_CASE("what happens if I unfreeze parameters on one rank alone: Mismatch on 
   }
 }
 
-TEST_CASE("what happens if I unfreeze parameters: they are reduced from the next pass on, which one rank's own evaluation is not") {
-  for (const bool training : {true, false}) {  // an evaluating module may be trained: its batch norm is to stay as it is
+TEST_CASE(
+    "what happens if I unfreeze parameters: they are reduced from the next pass on, which one "
+    "rank's own evaluation is not") {
+  // an evaluating module may be trained: its batch norm is to stay as it is
+  for (const bool training : {true, false}) {
     const auto make = [] {
       Sequential net(Linear(6, 8), Linear(8, 3));
       fill(*net);
@@ -390,8 +437,11 @@ TEST_CASE("what happens if I unfreeze parameters: they are reduced from the next
     const auto step = [&](auto& ddp, int number) {
       net->zero_grad();
       alone->zero_grad();
-      torch::mse_loss(ddp.forward(input(hvd::rank(), number)), target(hvd::rank(), number)).backward();
-      mean_over_ranks([&](int rank) { return torch::mse_loss(alone->forward(input(rank, number)), target(rank, number)); }).backward();
+      torch::mse_loss(ddp.forward(input(hvd::rank(), number)), target(hvd::rank(), number))
+          .backward();
+      mean_over_ranks([&](int rank) {
+        return torch::mse_loss(alone->forward(input(rank, number)), target(rank, number));
+      }).backward();
     };
     freeze(true);
     DistributedDataParallel ddp(net);

@@ -1,4 +1,5 @@
-// What happens if I ... : do to one rank, or by the other of two names, what makes ranks drift apart: as one process, or told on all.
+// What happens if I ... : do to one rank, or by the other of two names, what makes ranks drift
+// apart: as one process, or told on all.
 #include <unistd.h>
 
 #include <filesystem>
@@ -19,13 +20,15 @@ namespace {
 
 using namespace hvd::test;
 using namespace hvd::test::wrapped;
-using hvd::DistributedOptimizer, hvd::DistributedOptimizerOptions, hvd::InvalidArgument, hvd::Mismatch;
+using hvd::DistributedOptimizer, hvd::DistributedOptimizerOptions, hvd::InvalidArgument,
+    hvd::Mismatch;
 using torch::optim::Adam, torch::optim::AdamOptions, torch::optim::SGD, torch::optim::SGDOptions;
 using Ddp = hvd::DistributedDataParallel<torch::nn::SequentialImpl>;
 
 /// A model in a DistributedOptimizer or in a DistributedDataParallel, and its optimizer.
 struct Either {
-  explicit Either(bool with_ddp, const DistributedOptimizerOptions& options = {}, Sequential model = small_model())
+  explicit Either(bool with_ddp, const DistributedOptimizerOptions& options = {},
+                  Sequential model = small_model())
       : net(std::move(model)) {
     plain = sgd(net->parameters());
     if (with_ddp) ddp.emplace(net);
@@ -33,7 +36,8 @@ struct Either {
   }
   void backward(int step, double factor = 1) {
     optimizer ? optimizer->zero_grad() : plain->zero_grad();
-    const at::Tensor x = data({5, 6}, at::kDouble, hvd::rank(), step).to(net->parameters()[0].scalar_type());
+    const at::Tensor x =
+        data({5, 6}, at::kDouble, hvd::rank(), step).to(net->parameters()[0].scalar_type());
     const at::Tensor y = data({5, 3}, at::kDouble, hvd::rank(), step + 1).to(x.scalar_type());
     (torch::mse_loss(ddp ? ddp->forward(x) : net->forward(x), y) * factor).backward();
   }
@@ -42,7 +46,9 @@ struct Either {
     backward(number);
     update();
   }
-  [[nodiscard]] Optimizer& wrapper() { return optimizer ? static_cast<Optimizer&>(*optimizer) : *plain; }
+  [[nodiscard]] Optimizer& wrapper() {
+    return optimizer ? static_cast<Optimizer&>(*optimizer) : *plain;
+  }
   [[nodiscard]] bool equal() { return same_on_all_ranks(flat(net)); }
 
   Sequential net;
@@ -64,12 +70,15 @@ void mend(Either& either) {
   CHECK(either.equal());
 }
 bool names_culprit(const std::string& text) {
-  return contains(text, hvd::size() == 2 ? "rank 0 and rank 1 differ" : last_rank() + " differs from the others");
+  return contains(text, hvd::size() == 2 ? "rank 0 and rank 1 differ"
+                                         : last_rank() + " differs from the others");
 }
 
-// ---------------------------------------------------------------------------------------------- the table, by the other of two names
+// ------------------------------------------------------------ the table, by the other of two names
 
-TEST_CASE("what happens if one rank writes gradients through a pointer while they are under way, or under DDP: told at the next step") {
+TEST_CASE(
+    "what happens if one rank writes gradients through a pointer while they are under way, or "
+    "under DDP: told at the next step") {
   if (hvd::size() == 1) return;
   for (const bool ddp : {false, true}) {
     CAPTURE(ddp);
@@ -85,12 +94,14 @@ TEST_CASE("what happens if one rank writes gradients through a pointer while the
     CHECK(names_culprit(text));
     mend(either);
   }
-  // Every rank its own factor, past all counters, on what is under way: whatever arrives, ranks that step by different ones are told.
+  // Every rank its own factor, past all counters, on what is under way: whatever arrives, ranks
+  // that step by different ones are told.
   Either either(false);
   either.step(0);
   either.backward(1);
   for (auto& parameter : either.net->parameters())
-    for (std::int64_t i = 0; i < parameter.numel(); ++i) parameter.grad().data_ptr<double>()[i] *= 1 + hvd::rank();
+    for (std::int64_t i = 0; i < parameter.numel(); ++i)
+      parameter.grad().data_ptr<double>()[i] *= 1 + hvd::rank();
   const std::string text = error_of<Mismatch>([&] {
     either.update();
     either.step(2);
@@ -99,13 +110,16 @@ TEST_CASE("what happens if one rank writes gradients through a pointer while the
   mend(either);
 }
 
-TEST_CASE("what happens if a rank's rate goes by its own metric, through wrapper, wrapped or under DDP: told at the next step") {
+TEST_CASE(
+    "what happens if a rank's rate goes by its own metric, through wrapper, wrapped or under DDP: "
+    "told at the next step") {
   if (hvd::size() == 1) return;
   for (const std::string name : {"wrapper", "wrapped", "ddp"}) {
     CAPTURE(name);
     Either either(name == "ddp");
     Optimizer& given = name == "wrapper" ? either.wrapper() : *either.plain;
-    torch::optim::ReduceLROnPlateauScheduler scheduler(given, torch::optim::ReduceLROnPlateauScheduler::min, 0.1F, 0);
+    torch::optim::ReduceLROnPlateauScheduler scheduler(
+        given, torch::optim::ReduceLROnPlateauScheduler::min, 0.1F, 0);
     const std::string text = error_of<Mismatch>([&] {
       for (int step = 0; step < 4; ++step) {
         either.step(step);
@@ -120,7 +134,9 @@ TEST_CASE("what happens if a rank's rate goes by its own metric, through wrapper
   }
 }
 
-TEST_CASE("what happens if an Embedding with max_norm scales the rows that a rank has read: told on all, under DDP, too") {
+TEST_CASE(
+    "what happens if an Embedding with max_norm scales the rows that a rank has read: told on all, "
+    "under DDP, too") {
   if (hvd::size() == 1) return;
   for (const bool sparse : {false, true}) {
     for (const bool with_ddp : {false, true}) {
@@ -148,7 +164,8 @@ TEST_CASE("what happens if an Embedding with max_norm scales the rows that a ran
 }
 
 TEST_CASE(
-    "what happens if the last group of backward passes is not complete, and I step a DistributedOptimizer: by what all have added up") {
+    "what happens if the last group of backward passes is not complete, and I step a "
+    "DistributedOptimizer: by what all have added up") {
   for (const bool sharded : {false, true}) {
     Either either(false, {.backward_passes_per_step = 3, .shard_optimizer_state = sharded});
     Reference reference;
@@ -156,7 +173,8 @@ TEST_CASE(
     for (const int passes : {3, 2, 3, 1}) {
       reference.passes = passes;
       either.optimizer->zero_grad();
-      for (int pass = 0; pass < passes; ++pass) small_loss(either.net, hvd::rank(), 5 * passes + pass).backward();
+      for (int pass = 0; pass < passes; ++pass)
+        small_loss(either.net, hvd::rank(), 5 * passes + pass).backward();
       either.optimizer->step();
       reference.step(5);
       CHECK(same_parameters(either.net, reference.net, 1e-12));
@@ -165,7 +183,9 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("what happens if I make a schedule on the wrapped optimizer and resume by it: the same rates, whichever name I gave") {
+TEST_CASE(
+    "what happens if I make a schedule on the wrapped optimizer and resume by it: the same rates, "
+    "whichever name I gave") {
   for (const bool by_wrapped : {false, true}) {
     for (const bool saves_wrapped : {false, true}) {
       for (const bool sharded : {false, true}) {
@@ -190,19 +210,25 @@ TEST_CASE("what happens if I make a schedule on the wrapped optimizer and resume
           DistributedOptimizer optimizer;
           hvd::StepSchedule schedule;
         };
-        const std::string path =
-            (std::filesystem::temp_directory_path() / ("drift_" + std::to_string(hvd::broadcast_object(::getpid(), 0)))).string();
+        const std::string path = (std::filesystem::temp_directory_path() /
+                                  ("drift_" + std::to_string(hvd::broadcast_object(::getpid(), 0))))
+                                     .string();
         const hvd::Checkpoint checkpoint(path);
         Run first(by_wrapped, sharded), second(!by_wrapped, sharded);
-        const auto given = [&](Run& run) -> Optimizer& { return saves_wrapped ? static_cast<Optimizer&>(run.adam) : run.optimizer; };
+        const auto given = [&](Run& run) -> Optimizer& {
+          return saves_wrapped ? static_cast<Optimizer&>(run.adam) : run.optimizer;
+        };
         first.steps(0, 3);
         checkpoint.save(first.net, given(first), 3, {first.schedule});
         CHECK(checkpoint.load(second.net, given(second), {second.schedule}) == 3);
         first.steps(3, 6);
         second.steps(3, 6);
         CHECK(same(flat(first.net), flat(second.net)));
-        CHECK(second.optimizer.param_groups()[0].options().get_lr() == doctest::Approx(0.05 / 8).epsilon(1e-12));
-        CHECK(second.adam.param_groups()[0].options().get_lr() == doctest::Approx(0.05 / 8).epsilon(1e-12));  // from that call on
+        CHECK(second.optimizer.param_groups()[0].options().get_lr() ==
+              doctest::Approx(0.05 / 8).epsilon(1e-12));
+        // from that call on
+        CHECK(second.adam.param_groups()[0].options().get_lr() ==
+              doctest::Approx(0.05 / 8).epsilon(1e-12));
         hvd::barrier();
         if (hvd::rank() == 0) std::filesystem::remove(path);
       }
@@ -210,7 +236,9 @@ TEST_CASE("what happens if I make a schedule on the wrapped optimizer and resume
   }
 }
 
-TEST_CASE("what happens if a GradScaler is given the optimizer in an Adasum wrapper on a process set: its ranks agree among themselves") {
+TEST_CASE(
+    "what happens if a GradScaler is given the optimizer in an Adasum wrapper on a process set: "
+    "its ranks agree among themselves") {
   const int members = hvd::size() > 2 ? hvd::size() - 1 : hvd::size();
   std::vector<int> ranks;
   for (int rank = 0; rank < members; ++rank) ranks.push_back(rank);
@@ -219,7 +247,8 @@ TEST_CASE("what happens if a GradScaler is given the optimizer in an Adasum wrap
     hvd::GradScaler scaler({.init_scale = 64});
     Sequential net = small_model();
     SGD plain(net->parameters(), 0.1);
-    DistributedOptimizer optimizer(plain, net->named_parameters(), {.op = hvd::ReduceOp::Adasum, .process_set = set});
+    DistributedOptimizer optimizer(plain, net->named_parameters(),
+                                   {.op = hvd::ReduceOp::Adasum, .process_set = set});
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       at::Tensor loss = small_loss(net, hvd::rank(), step);
@@ -238,11 +267,14 @@ TEST_CASE("what happens if a GradScaler is given the optimizer in an Adasum wrap
   hvd::remove_process_set(set);
 }
 
-TEST_CASE("what happens if a rank under DDP catches a bad batch and goes on to the epoch's end: all are told who waits for what") {
+TEST_CASE(
+    "what happens if a rank under DDP catches a bad batch and goes on to the epoch's end: all are "
+    "told who waits for what") {
   if (hvd::size() == 1) return;
   Either either(true);
   for (int i = 0; i < 2; ++i) either.step(i);
-  const std::string text = error_of<Mismatch>([&] { hvd::rank() == 0 ? hvd::barrier() : either.step(2); });
+  const std::string text =
+      error_of<Mismatch>([&] { hvd::rank() == 0 ? hvd::barrier() : either.step(2); });
   CAPTURE(text);
   CHECK(contains(text, "the ranks wait for one another: rank 0 waits for barrier '"));
   CHECK(contains(text, "ddp."));
@@ -250,9 +282,11 @@ TEST_CASE("what happens if a rank under DDP catches a bad batch and goes on to t
   CHECK_FALSE(hvd::any(false));
 }
 
-// --------------------------------------------------------------------------------------------------------- what nobody wrote down
+// -------------------------------------------------------------------------- what nobody wrote down
 
-TEST_CASE("what happens if one rank loads weights between backward and step: told at that step, or the next, on all ranks") {
+TEST_CASE(
+    "what happens if one rank loads weights between backward and step: told at that step, or the "
+    "next, on all ranks") {
   if (hvd::size() == 1) return;
   for (const bool ddp : {false, true}) {
     for (const bool sharded : {false, true}) {
@@ -278,11 +312,15 @@ TEST_CASE("what happens if one rank loads weights between backward and step: tol
   }
 }
 
-TEST_CASE("what happens if one rank changes its rate between backward and step, through either name: told at that step, which none makes") {
+TEST_CASE(
+    "what happens if one rank changes its rate between backward and step, through either name: "
+    "told at that step, which none makes") {
   if (hvd::size() == 1) return;
   for (const bool by_wrapped : {false, true}) {
-    for (const DistributedOptimizerOptions& options :
-         {DistributedOptimizerOptions{}, {.shard_optimizer_state = true}, {.share_parameters = true}, {.op = hvd::ReduceOp::Adasum}}) {
+    for (const DistributedOptimizerOptions& options : {DistributedOptimizerOptions{},
+                                                       {.shard_optimizer_state = true},
+                                                       {.share_parameters = true},
+                                                       {.op = hvd::ReduceOp::Adasum}}) {
       CAPTURE(by_wrapped);
       Either either(false, options);
       either.step(0);
@@ -301,7 +339,9 @@ TEST_CASE("what happens if one rank changes its rate between backward and step, 
   }
 }
 
-TEST_CASE("what happens if one rank alone loads the optimizer's state: momentum differs, and all are told of what comes of it") {
+TEST_CASE(
+    "what happens if one rank alone loads the optimizer's state: momentum differs, and all are "
+    "told of what comes of it") {
   if (hvd::size() == 1) return;
   for (const bool ddp : {false, true}) {
     CAPTURE(ddp);
@@ -319,17 +359,21 @@ TEST_CASE("what happens if one rank alone loads the optimizer's state: momentum 
   }
 }
 
-TEST_CASE("what happens if I torch::load into the wrapped optimizer after wrapping: it counts, or is refused by name") {
+TEST_CASE(
+    "what happens if I torch::load into the wrapped optimizer after wrapping: it counts, or is "
+    "refused by name") {
   for (const bool masters : {false, true}) {
     CAPTURE(masters);
-    Sequential net = small_model(masters ? at::kBFloat16 : at::kDouble), other = small_model(masters ? at::kBFloat16 : at::kDouble);
+    Sequential net = small_model(masters ? at::kBFloat16 : at::kDouble),
+               other = small_model(masters ? at::kBFloat16 : at::kDouble);
     Adam one(net->parameters(), AdamOptions(0.01)), two(other->parameters(), AdamOptions(0.01));
     std::optional<hvd::MasterWeights> of_one, of_two;
     if (masters) {
       of_one.emplace(one);
       of_two.emplace(two);
     }
-    DistributedOptimizer first(one, net->named_parameters()), second(two, other->named_parameters());
+    DistributedOptimizer first(one, net->named_parameters()),
+        second(two, other->named_parameters());
     const auto step = [](Sequential& of, DistributedOptimizer& by, int number) {
       by.zero_grad();
       small_loss(of, hvd::rank(), number).backward();
@@ -340,7 +384,8 @@ TEST_CASE("what happens if I torch::load into the wrapped optimizer after wrappi
     torch::save(first, file);
     {
       const torch::NoGradGuard no_gradient;
-      for (std::size_t i = 0; i < net->parameters().size(); ++i) other->parameters()[i].copy_(net->parameters()[i]);
+      for (std::size_t i = 0; i < net->parameters().size(); ++i)
+        other->parameters()[i].copy_(net->parameters()[i]);
     }
     Optimizer& wrapped = second.wrapped();
     torch::load(wrapped, file);
@@ -348,16 +393,20 @@ TEST_CASE("what happens if I torch::load into the wrapped optimizer after wrappi
       step(net, first, number);
       step(other, second, number);
     }
-    CHECK(difference(flat(net).to(at::kDouble), flat(other).to(at::kDouble)) < (masters ? 1e-2 : 1e-14));
+    CHECK(difference(flat(net).to(at::kDouble), flat(other).to(at::kDouble)) <
+          (masters ? 1e-2 : 1e-14));
     CHECK(same_everywhere(other));
   }
 }
 
-TEST_CASE("what happens if there is one schedule on the wrapped optimizer and one on the wrapper: refused by name, as one would be lost") {
+TEST_CASE(
+    "what happens if there is one schedule on the wrapped optimizer and one on the wrapper: "
+    "refused by name, as one would be lost") {
   for (const bool sharded : {false, true}) {
     Sequential net = small_model();
     const auto plain = sgd(net->parameters());
-    DistributedOptimizer optimizer(*plain, net->named_parameters(), {.shard_optimizer_state = sharded});
+    DistributedOptimizer optimizer(*plain, net->named_parameters(),
+                                   {.shard_optimizer_state = sharded});
     torch::optim::StepLR of_wrapped(*plain, 1, 0.5), of_wrapper(optimizer, 2, 0.25);
     const auto step = [&](int number) {
       optimizer.zero_grad();
@@ -372,19 +421,25 @@ TEST_CASE("what happens if there is one schedule on the wrapped optimizer and on
       }
     });
     CAPTURE(text);
-    CHECK(contains(text, "option lr of group 0 is 0.025 in the optimizer and 0.0125 in the one that is around it"));
-    CHECK(contains(error_of<InvalidArgument>([&] { step(6); }), "schedulers, on one of the two"));  // until it is mended
+    CHECK(contains(
+        text,
+        "option lr of group 0 is 0.025 in the optimizer and 0.0125 in the one that is around it"));
+    // until it is mended
+    CHECK(contains(error_of<InvalidArgument>([&] { step(6); }), "schedulers, on one of the two"));
     plain->param_groups()[0].options().set_lr(0.0125);
     step(7);
     CHECK(optimizer.param_groups()[0].options().get_lr() == 0.0125);
     of_wrapped.step();  // one of them alone
     step(8);
-    CHECK(optimizer.param_groups()[0].options().get_lr() == doctest::Approx(0.00625).epsilon(1e-12));
+    CHECK(optimizer.param_groups()[0].options().get_lr() ==
+          doctest::Approx(0.00625).epsilon(1e-12));
     CHECK(same_everywhere(net));
   }
 }
 
-TEST_CASE("what happens if one rank trains while its parameters are the averages: told on all, and when all do, it is theirs") {
+TEST_CASE(
+    "what happens if one rank trains while its parameters are the averages: told on all, and when "
+    "all do, it is theirs") {
   for (const bool ddp : {false, true}) {
     CAPTURE(ddp);
     Either either(ddp);
@@ -408,7 +463,9 @@ TEST_CASE("what happens if one rank trains while its parameters are the averages
   }
 }
 
-TEST_CASE("what happens if one rank freezes a layer of a DistributedOptimizer: it counts as zeros, and the replicas stay equal") {
+TEST_CASE(
+    "what happens if one rank freezes a layer of a DistributedOptimizer: it counts as zeros, and "
+    "the replicas stay equal") {
   Either either(false);
   either.step(0);
   if (last() && hvd::size() > 1)
@@ -418,11 +475,14 @@ TEST_CASE("what happens if one rank freezes a layer of a DistributedOptimizer: i
   either.optimizer->check_replicas();
 }
 
-TEST_CASE("what happens if two wrappers are around one optimizer, and I step the first: as one process, or told on all ranks") {
+TEST_CASE(
+    "what happens if two wrappers are around one optimizer, and I step the first: as one process, "
+    "or told on all ranks") {
   if (hvd::size() == 1) return;
   Sequential net = small_model();
   const auto plain = sgd(net->parameters());
-  DistributedOptimizer first(*plain, net->named_parameters()), second(*plain, net->named_parameters());
+  DistributedOptimizer first(*plain, net->named_parameters()),
+      second(*plain, net->named_parameters());
   Reference reference;
   reference.optimizer = sgd(reference.net->parameters());
   const std::string text = error_of<InvalidArgument>([&] {
@@ -435,10 +495,13 @@ TEST_CASE("what happens if two wrappers are around one optimizer, and I step the
   });
   CAPTURE(text);
   if (text == "(no error)") CHECK(same_parameters(net, reference.net, 1e-12));
-  if (text != "(no error)") CHECK((contains(text, "two DistributedOptimizers") || contains(text, "is around was called")));
+  if (text != "(no error)")
+    CHECK((contains(text, "two DistributedOptimizers") || contains(text, "is around was called")));
 }
 
-TEST_CASE("what happens if parts of a model train in different process sets: each set's replicas are its own, and none is alarmed") {
+TEST_CASE(
+    "what happens if parts of a model train in different process sets: each set's replicas are its "
+    "own, and none is alarmed") {
   std::vector<int> ranks{0};
   if (hvd::size() > 2) ranks.push_back(hvd::size() - 1);
   const hvd::ProcessSet set = hvd::add_process_set(ranks);
@@ -446,11 +509,14 @@ TEST_CASE("what happens if parts of a model train in different process sets: eac
   hvd::broadcast_parameters(*body, 0);
   {
     const torch::NoGradGuard no_gradient;  // each rank outside has a head of its own
-    for (auto& parameter : head->parameters()) parameter.fill_(set.included() ? 0.5 : 0.25 * hvd::rank());
+    for (auto& parameter : head->parameters())
+      parameter.fill_(set.included() ? 0.5 : 0.25 * hvd::rank());
   }
-  DistributedOptimizer of_body(std::make_unique<SGD>(body->parameters(), SGDOptions(0.01)), body->named_parameters());
-  DistributedOptimizer of_head(std::make_unique<SGD>(head->parameters(), SGDOptions(set.included() ? 0.01 : 0.05)),
-                               head->named_parameters(), {.process_set = set});
+  DistributedOptimizer of_body(std::make_unique<SGD>(body->parameters(), SGDOptions(0.01)),
+                               body->named_parameters());
+  DistributedOptimizer of_head(
+      std::make_unique<SGD>(head->parameters(), SGDOptions(set.included() ? 0.01 : 0.05)),
+      head->named_parameters(), {.process_set = set});
   for (int step = 0; step < 5; ++step) {
     of_body.zero_grad();
     of_head.zero_grad();
@@ -464,7 +530,9 @@ TEST_CASE("what happens if parts of a model train in different process sets: eac
   hvd::remove_process_set(set);
 }
 
-TEST_CASE("what happens if I move a DistributedOptimizer in a hook, while backward runs: it trains on where it is") {
+TEST_CASE(
+    "what happens if I move a DistributedOptimizer in a hook, while backward runs: it trains on "
+    "where it is") {
   Sequential net = small_model();
   Reference reference;
   reference.optimizer = sgd(reference.net->parameters());

@@ -1,4 +1,5 @@
-// What happens if I ... : evaluation between training steps, exceptions in forward, layers unfrozen later, other outputs.
+// What happens if I ... : evaluation between training steps, exceptions in forward, layers unfrozen
+// later, other outputs.
 #include <memory>
 #include <stdexcept>
 #include <vector>
@@ -12,9 +13,11 @@ using namespace hvd::test;
 using namespace hvd::test::norm_net;
 using hvd::DistributedDataParallel;
 
-// ----------------------------------------------------------------------------------------------------------------- evaluation
+// -------------------------------------------------------------------------------------- evaluation
 
-TEST_CASE("what happens if I evaluate after training with batch norm: all ranks have the first one's statistics and agree") {
+TEST_CASE(
+    "what happens if I evaluate after training with batch norm: all ranks have the first one's "
+    "statistics and agree") {
   Sequential net = model(true);
   Sequential alone = model(true);  // with the first rank's batches
   Ddp ddp(net);
@@ -25,7 +28,8 @@ TEST_CASE("what happens if I evaluate after training with batch norm: all ranks 
     optimizer.step();
     {
       const torch::NoGradGuard no_gradient;  // the same parameters, so the same statistics
-      for (std::size_t i = 0; i < net->parameters().size(); ++i) CHECK(same_on_all_ranks(net->parameters()[i]));
+      for (std::size_t i = 0; i < net->parameters().size(); ++i)
+        CHECK(same_on_all_ranks(net->parameters()[i]));
     }
     CHECK(same_on_all_ranks(norm_of(net)->running_mean));
     ddp.eval();
@@ -42,7 +46,9 @@ TEST_CASE("what happens if I evaluate after training with batch norm: all ranks 
   CHECK(norm_of(first)->num_batches_tracked.item<std::int64_t>() == 1);
 }
 
-TEST_CASE("what happens if I evaluate after a forward pass in training without backward: the evaluation shares the buffers") {
+TEST_CASE(
+    "what happens if I evaluate after a forward pass in training without backward: the evaluation "
+    "shares the buffers") {
   Sequential net = model(true);
   Ddp ddp(net);
   ddp.forward(input(hvd::rank(), 0));
@@ -58,11 +64,15 @@ TEST_CASE("what happens if I evaluate after a forward pass in training without b
   if (hvd::size() > 1) CHECK_FALSE(same_on_all_ranks(norm_of(own)->running_mean));
 }
 
-TEST_CASE("what happens if I call a module with batch norm twice in one loss, or go through a graph twice: as one process") {
+TEST_CASE(
+    "what happens if I call a module with batch norm twice in one loss, or go through a graph "
+    "twice: as one process") {
   Sequential net = model(true);
   Sequential alone = model(true);
   Ddp ddp(net);
-  const auto both = [](auto& module, int rank) { return loss(module, rank, 0) + loss(module, rank, 1) * 2; };
+  const auto both = [](auto& module, int rank) {
+    return loss(module, rank, 0) + loss(module, rank, 1) * 2;
+  };
   const at::Tensor value = both(ddp, hvd::rank());
   value.backward({}, /*retain_graph=*/true);
   value.backward();
@@ -73,7 +83,7 @@ TEST_CASE("what happens if I call a module with batch norm twice in one loss, or
     CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < 1e-11);
 }
 
-// ------------------------------------------------------------------------------------------------------------ exceptions, and more
+// ---------------------------------------------------------------------------- exceptions, and more
 
 /// Throws in training when it is told to, after its buffers have changed.
 struct Throwing : torch::nn::Module {
@@ -95,7 +105,9 @@ struct Throwing : torch::nn::Module {
   bool throws = false;
 };
 
-TEST_CASE("what happens if forward throws on one rank, with buffers: it may be called again, and the step is the same as on the others") {
+TEST_CASE(
+    "what happens if forward throws on one rank, with buffers: it may be called again, and the "
+    "step is the same as on the others") {
   const auto net = std::make_shared<Throwing>();
   DistributedDataParallel<Throwing> ddp(net);
   const auto alone = std::make_shared<Throwing>();
@@ -115,7 +127,9 @@ TEST_CASE("what happens if forward throws on one rank, with buffers: it may be c
   CHECK(is_same_on_all_ranks(*net));
 }
 
-TEST_CASE("what happens if I unfreeze a layer after wrapping: its gradients are averages from the next forward pass on") {
+TEST_CASE(
+    "what happens if I unfreeze a layer after wrapping: its gradients are averages from the next "
+    "forward pass on") {
   Sequential net = model(false);
   Sequential alone = model(false);
   const auto freeze = [](Sequential& of, bool frozen) {
@@ -136,12 +150,14 @@ TEST_CASE("what happens if I unfreeze a layer after wrapping: its gradients are 
     (sum / hvd::size()).backward();
     for (std::size_t i = 0; i < net->parameters().size(); ++i) {
       REQUIRE(net->parameters()[i].grad().defined() == alone->parameters()[i].grad().defined());
-      if (net->parameters()[i].grad().defined()) CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < 1e-12);
+      if (net->parameters()[i].grad().defined())
+        CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < 1e-12);
     }
   }
 }
 
-TEST_CASE("what happens if I wrap a module a second time: either wrapper reduces what goes through it") {
+TEST_CASE(
+    "what happens if I wrap a module a second time: either wrapper reduces what goes through it") {
   Sequential net = model(false);
   Sequential alone = model(false);
   Ddp first(net);
@@ -174,7 +190,9 @@ struct GivesScores : torch::nn::Module {
   Linear layer{nullptr};
 };
 
-TEST_CASE("what happens if forward returns a struct: its gradients are averages, too, and local under no_sync()") {
+TEST_CASE(
+    "what happens if forward returns a struct: its gradients are averages, too, and local under "
+    "no_sync()") {
   const auto net = std::make_shared<GivesScores>();
   const auto alone = std::make_shared<GivesScores>();
   DistributedDataParallel<GivesScores> ddp(net);

@@ -22,7 +22,8 @@ using torch::nn::Sequential;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
-/// The gradients that `give(rank)` leaves in a model of this kind, of every rank, one after the other.
+/// The gradients that `give(rank)` leaves in a model of this kind, of every rank, one after the
+/// other.
 using Give = std::function<void(Sequential&, int)>;
 std::vector<at::Tensor> gradients_of_all(const Give& give, at::ScalarType type = kDouble) {
   std::vector<at::Tensor> all;
@@ -31,14 +32,16 @@ std::vector<at::Tensor> gradients_of_all(const Give& give, at::ScalarType type =
     give(net, rank);
     std::vector<at::Tensor> parts;
     for (const auto& parameter : net->parameters())
-      parts.push_back((parameter.grad().defined() ? parameter.grad() : torch::zeros_like(parameter)).reshape({-1}));
+      parts.push_back((parameter.grad().defined() ? parameter.grad() : torch::zeros_like(parameter))
+                          .reshape({-1}));
     all.push_back(torch::cat(parts));
   }
   return all;
 }
 at::Tensor gradients(const Sequential& net) {
   std::vector<at::Tensor> parts;
-  for (const auto& parameter : net->parameters()) parts.push_back(parameter.grad().detach().reshape({-1}));
+  for (const auto& parameter : net->parameters())
+    parts.push_back(parameter.grad().detach().reshape({-1}));
   return torch::cat(parts);
 }
 void backward(Sequential& net, int rank, int step) { small_loss(net, rank, step).backward(); }
@@ -49,19 +52,23 @@ struct Wrapped {
   SGD plain;
   DistributedOptimizer optimizer;
   explicit Wrapped(const DistributedOptimizerOptions& options = {}, Sequential of = small_model())
-      : net(of), plain(net->parameters(), SGDOptions(0.1)), optimizer(plain, net->named_parameters(), options) {}
+      : net(of),
+        plain(net->parameters(), SGDOptions(0.1)),
+        optimizer(plain, net->named_parameters(), options) {}
 };
 
-// ------------------------------------------------------------------------------------------------------ passes that change
+// ------------------------------------------------------------------------------ passes that change
 
-TEST_CASE("what happens if I raise the passes of a step when its gradients have left: the next pass is refused, the next step has them") {
+TEST_CASE(
+    "what happens if I raise the passes of a step when its gradients have left: the next pass is "
+    "refused, the next step has them") {
   for (const bool views : {true, false}) {
     CAPTURE(views);
     Wrapped it({.gradients_are_views = views});
     backward(it.net, hvd::rank(), 0);
     it.optimizer.set_backward_passes_per_step(2);
-    CHECK(
-        contains(error_of<hvd::InvalidArgument>([&] { backward(it.net, hvd::rank(), 1); }), "more than 1 backward passes without step()"));
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { backward(it.net, hvd::rank(), 1); }),
+                   "more than 1 backward passes without step()"));
     it.optimizer.zero_grad();
     for (int pass = 0; pass < 2; ++pass) backward(it.net, hvd::rank(), pass);
     it.optimizer.synchronize();
@@ -74,11 +81,12 @@ TEST_CASE("what happens if I raise the passes of a step when its gradients have 
   }
 }
 
-// ------------------------------------------------------------------------------------------------------ synchronize() twice
+// ----------------------------------------------------------------------------- synchronize() twice
 
 TEST_CASE("what happens if I call synchronize() twice: it reduces once") {
   for (const auto op : {ReduceOp::Average, ReduceOp::Sum}) {
-    for (const auto& compression : {hvd::Compression::none(), hvd::Compression::bf16(), hvd::Compression::int8()}) {
+    for (const auto& compression :
+         {hvd::Compression::none(), hvd::Compression::bf16(), hvd::Compression::int8()}) {
       Wrapped it({.compression = compression, .op = op});
       const at::Tensor start = flat(it.net);
       backward(it.net, hvd::rank(), 0);
@@ -86,7 +94,9 @@ TEST_CASE("what happens if I call synchronize() twice: it reduces once") {
       const auto before = hvd::stats();
       const at::Tensor once = gradients(it.net);
       if (compression == hvd::Compression::none())
-        CHECK(difference(once, reduced(gradients_of_all([](auto& net, int rank) { backward(net, rank, 0); }), op)) < 1e-12);
+        CHECK(difference(once, reduced(gradients_of_all(
+                                           [](auto& net, int rank) { backward(net, rank, 0); }),
+                                       op)) < 1e-12);
       it.optimizer.synchronize();
       it.optimizer.synchronize();
       CHECK(same(gradients(it.net), once));
@@ -98,7 +108,9 @@ TEST_CASE("what happens if I call synchronize() twice: it reduces once") {
   }
 }
 
-TEST_CASE("what happens if I call backward() between two synchronize(): what it adds is reduced, with Sum too") {
+TEST_CASE(
+    "what happens if I call backward() between two synchronize(): what it adds is reduced, with "
+    "Sum too") {
   for (const auto op : {ReduceOp::Average, ReduceOp::Sum}) {
     Wrapped it({.op = op, .groups = 2});
     for (int step = 0; step < 3; ++step) {
@@ -126,7 +138,9 @@ TEST_CASE("what happens if I call backward() between two synchronize(): what it 
   }
 }
 
-TEST_CASE("what happens if I never zero gradients: they add up over the steps as in one process, with Sum too") {
+TEST_CASE(
+    "what happens if I never zero gradients: they add up over the steps as in one process, with "
+    "Sum too") {
   for (const auto op : {ReduceOp::Average, ReduceOp::Sum}) {
     Wrapped it({.op = op});
     Sequential alone = small_model();
@@ -144,14 +158,17 @@ TEST_CASE("what happens if I never zero gradients: they add up over the steps as
   }
 }
 
-TEST_CASE("what happens if I put a gradient there by hand after synchronize(): the next synchronize() reduces it") {
+TEST_CASE(
+    "what happens if I put a gradient there by hand after synchronize(): the next synchronize() "
+    "reduces it") {
   for (const auto op : {ReduceOp::Average, ReduceOp::Sum}) {
     Wrapped it({.op = op});
     for (int round = 0; round < 3; ++round) {
       std::vector<at::Tensor> expected;
       for (auto& parameter : it.net->parameters()) {
         parameter.mutable_grad() = data(parameter.sizes(), kDouble, hvd::rank(), round);
-        expected.push_back(reduced(all_data(parameter.sizes(), kDouble, everyone(), round), op).reshape({-1}));
+        expected.push_back(
+            reduced(all_data(parameter.sizes(), kDouble, everyone(), round), op).reshape({-1}));
       }
       it.optimizer.synchronize();
       CHECK(difference(gradients(it.net), torch::cat(expected)) < 1e-13);
@@ -159,12 +176,16 @@ TEST_CASE("what happens if I put a gradient there by hand after synchronize(): t
   }
 }
 
-TEST_CASE("what happens if a closure synchronizes and clips by itself: every evaluation is reduced once") {
+TEST_CASE(
+    "what happens if a closure synchronizes and clips by itself: every evaluation is reduced "
+    "once") {
   for (const bool lbfgs : {false, true}) {
     const auto run = [&](bool by_itself) {
       Sequential net = small_model();
       std::unique_ptr<torch::optim::Optimizer> plain;
-      if (lbfgs) plain = std::make_unique<torch::optim::LBFGS>(net->parameters(), torch::optim::LBFGSOptions(0.01).max_iter(4));
+      if (lbfgs)
+        plain = std::make_unique<torch::optim::LBFGS>(net->parameters(),
+                                                      torch::optim::LBFGSOptions(0.01).max_iter(4));
       if (!lbfgs) plain = std::make_unique<SGD>(net->parameters(), SGDOptions(0.1));
       DistributedOptimizer optimizer(*plain, net->named_parameters(), {.op = ReduceOp::Sum});
       for (int step = 0; step < 2; ++step) {
@@ -182,7 +203,9 @@ TEST_CASE("what happens if a closure synchronizes and clips by itself: every eva
   }
 }
 
-TEST_CASE("what happens if only some ranks call backward() again after synchronize(): Mismatch on all, and not each other's gradients") {
+TEST_CASE(
+    "what happens if only some ranks call backward() again after synchronize(): Mismatch on all, "
+    "and not each other's gradients") {
   if (hvd::size() == 1) return;
   Wrapped it;
   backward(it.net, hvd::rank(), 0);
@@ -204,7 +227,7 @@ TEST_CASE("what happens if only some ranks call backward() again after synchroni
   it.optimizer.step();
 }
 
-// ---------------------------------------------------------------------------------------------------------- the user's hooks
+// -------------------------------------------------------------------------------- the user's hooks
 
 struct Counting : torch::autograd::PostAccumulateGradHook {
   explicit Counting(int& calls) : count(calls) {}
@@ -218,14 +241,19 @@ void set_hook(const at::Tensor& parameter, int& calls) {
   torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Counting>(calls));
 }
 bool has_own_hook(const at::Tensor& parameter) {
-  return dynamic_cast<Counting*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get()) != nullptr;
+  return dynamic_cast<Counting*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get()) !=
+         nullptr;
 }
 
-TEST_CASE("what happens if a parameter has a hook of my own: it is called before the reduction, and is there again afterwards") {
+TEST_CASE(
+    "what happens if a parameter has a hook of my own: it is called before the reduction, and is "
+    "there again afterwards") {
   Sequential net = small_model();
   const at::Tensor weight = net->parameters()[0];
   const at::Tensor expected =
-      2 * reduced(gradients_of_all([](auto& one, int rank) { backward(one, rank, 0); }), ReduceOp::Average).slice(0, 0, weight.numel());
+      2 * reduced(gradients_of_all([](auto& one, int rank) { backward(one, rank, 0); }),
+                  ReduceOp::Average)
+              .slice(0, 0, weight.numel());
   SGD plain(net->parameters(), SGDOptions(0));
   for (const bool first_ends_first : {true, false}) {
     int calls = 0;
@@ -257,7 +285,9 @@ TEST_CASE("what happens if a parameter has a hook of my own: it is called before
   }
 }
 
-TEST_CASE("what happens if I set a hook of my own after wrapping: gradients are right, and leave early again from the next step on") {
+TEST_CASE(
+    "what happens if I set a hook of my own after wrapping: gradients are right, and leave early "
+    "again from the next step on") {
   Wrapped it;
   int calls = 0;
   set_hook(it.net->parameters()[0], calls);
@@ -272,10 +302,11 @@ TEST_CASE("what happens if I set a hook of my own after wrapping: gradients are 
   }
 }
 
-// ------------------------------------------------------------------------------------- gradients that are thrown away (GANs)
+// ----------------------------------------------------------- gradients that are thrown away (GANs)
 
 /// A generator and a critic whose gradients from the generator's pass are thrown away by `drop`.
-at::Tensor train_critic(const std::function<void(Sequential&, DistributedOptimizer&)>& drop, int passes, bool uneven = false) {
+at::Tensor train_critic(const std::function<void(Sequential&, DistributedOptimizer&)>& drop,
+                        int passes, bool uneven = false) {
   Wrapped critic({.backward_passes_per_step = passes, .groups = 2});
   for (int step = 0; step < 4; ++step) {
     // The generator's pass. Uneven: it does not reach all of the critic on all ranks.
@@ -285,7 +316,8 @@ at::Tensor train_critic(const std::function<void(Sequential&, DistributedOptimiz
       if (!part) backward(critic.net, hvd::rank(), 90 + step);
     }
     drop(critic.net, critic.optimizer);
-    for (int pass = 0; pass < passes; ++pass) backward(critic.net, hvd::rank(), step * passes + pass);
+    for (int pass = 0; pass < passes; ++pass)
+      backward(critic.net, hvd::rank(), step * passes + pass);
     critic.optimizer.step();
     drop(critic.net, critic.optimizer);
     CHECK(same_on_all_ranks(flat(critic.net)));
@@ -293,20 +325,27 @@ at::Tensor train_critic(const std::function<void(Sequential&, DistributedOptimiz
   return flat(critic.net);
 }
 
-TEST_CASE("what happens if I throw gradients away by the module's zero_grad(), as GANs do: a new count begins") {
+TEST_CASE(
+    "what happens if I throw gradients away by the module's zero_grad(), as GANs do: a new count "
+    "begins") {
   for (const int passes : {1, 2}) {
     for (const bool uneven : {false, true}) {
-      const at::Tensor expected = train_critic([](auto&, auto& optimizer) { optimizer.zero_grad(); }, passes, uneven);
-      CHECK(same(train_critic([](auto& net, auto&) { net->zero_grad(); }, passes, uneven), expected));
+      const at::Tensor expected =
+          train_critic([](auto&, auto& optimizer) { optimizer.zero_grad(); }, passes, uneven);
+      CHECK(
+          same(train_critic([](auto& net, auto&) { net->zero_grad(); }, passes, uneven), expected));
       const auto by_hand = [](auto& net, auto&) {
-        for (auto& parameter : net->parameters()) parameter.mutable_grad() = torch::zeros_like(parameter);
+        for (auto& parameter : net->parameters())
+          parameter.mutable_grad() = torch::zeros_like(parameter);
       };
       CHECK(same(train_critic(by_hand, passes, uneven), expected));
     }
   }
 }
 
-TEST_CASE("what happens if I throw gradients away in the middle of backward_passes_per_step: a new count begins") {
+TEST_CASE(
+    "what happens if I throw gradients away in the middle of backward_passes_per_step: a new count "
+    "begins") {
   Wrapped it({.backward_passes_per_step = 2});
   for (int step = 0; step < 3; ++step) {
     backward(it.net, hvd::rank(), 50 + step);
@@ -322,7 +361,8 @@ TEST_CASE("what happens if I throw gradients away in the middle of backward_pass
       Sequential other = small_model();
       {
         const torch::NoGradGuard no_gradient;
-        for (std::size_t i = 0; i < other->parameters().size(); ++i) other->parameters()[i].copy_(it.net->parameters()[i]);
+        for (std::size_t i = 0; i < other->parameters().size(); ++i)
+          other->parameters()[i].copy_(it.net->parameters()[i]);
       }
       both(other, rank);
       all.push_back(gradients(other));
@@ -333,17 +373,21 @@ TEST_CASE("what happens if I throw gradients away in the middle of backward_pass
   }
 }
 
-TEST_CASE("what happens if the module's zero_grad(false) zeroes gradients that are on their way: the error names the optimizer's") {
+TEST_CASE(
+    "what happens if the module's zero_grad(false) zeroes gradients that are on their way: the "
+    "error names the optimizer's") {
   Wrapped it;
   backward(it.net, hvd::rank(), 0);
   it.net->zero_grad(false);
-  const std::string in_backward = error_of<hvd::InvalidArgument>([&] { backward(it.net, hvd::rank(), 1); });
+  const std::string in_backward =
+      error_of<hvd::InvalidArgument>([&] { backward(it.net, hvd::rank(), 1); });
   CHECK(contains(in_backward, "the optimizer's zero_grad()"));
   it.optimizer.zero_grad();
   if (hvd::size() > 1) {
     backward(it.net, hvd::rank(), 0);
     it.net->zero_grad(false);
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { it.optimizer.step(); }), "the optimizer's zero_grad()"));
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { it.optimizer.step(); }),
+                   "the optimizer's zero_grad()"));
     it.optimizer.zero_grad();
   }
   backward(it.net, hvd::rank(), 2);
@@ -364,15 +408,19 @@ TEST_CASE("what happens if I throw all gradients away and step: nothing is stepp
   }
 }
 
-TEST_CASE("what happens if I throw gradients away before their bucket is complete: the next ones are reduced once, on a GPU too") {
+TEST_CASE(
+    "what happens if I throw gradients away before their bucket is complete: the next ones are "
+    "reduced once, on a GPU too") {
   using hvd::GradientReducer;
   int number = 0;
   for (const auto taking : {GradientReducer::Taking::ByDevice, GradientReducer::Taking::Together}) {
     for (const auto& compression : {hvd::Compression::none(), hvd::Compression::bf16()}) {
-      const at::Tensor used = torch::ones({4}, torch::requires_grad()), unused = torch::ones({4}, torch::requires_grad());
-      const auto reducer = std::make_shared<GradientReducer>(std::vector<GradientReducer::Named>{{"used", used}, {"unused", unused}},
-                                                             DistributedOptimizerOptions{.compression = compression, .op = ReduceOp::Sum},
-                                                             number++, "thrown", taking);
+      const at::Tensor used = torch::ones({4}, torch::requires_grad()),
+                       unused = torch::ones({4}, torch::requires_grad());
+      const auto reducer = std::make_shared<GradientReducer>(
+          std::vector<GradientReducer::Named>{{"used", used}, {"unused", unused}},
+          DistributedOptimizerOptions{.compression = compression, .op = ReduceOp::Sum}, number++,
+          "thrown", taking);
       reducer->hook();
       const float ranks = static_cast<float>(hvd::size());
       for (int step = 0; step < 3; ++step) {
@@ -390,12 +438,16 @@ TEST_CASE("what happens if I throw gradients away before their bucket is complet
   }
 }
 
-TEST_CASE("what happens if a gradient comes late on one rank, and its own round fails: Mismatch on all, the next pass is as any") {
+TEST_CASE(
+    "what happens if a gradient comes late on one rank, and its own round fails: Mismatch on all, "
+    "the next pass is as any") {
   using hvd::GradientReducer;
   if (hvd::size() == 1) return;
-  at::Tensor first = torch::ones({4}, torch::requires_grad()), second = torch::ones({4}, torch::requires_grad());
-  const auto reducer = std::make_shared<GradientReducer>(std::vector<GradientReducer::Named>{{"first", first}, {"second", second}},
-                                                         DistributedOptimizerOptions{}, 0, "late");
+  at::Tensor first = torch::ones({4}, torch::requires_grad()),
+             second = torch::ones({4}, torch::requires_grad());
+  const auto reducer = std::make_shared<GradientReducer>(
+      std::vector<GradientReducer::Named>{{"first", first}, {"second", second}},
+      DistributedOptimizerOptions{}, 0, "late");
   reducer->hook();
   second.set_requires_grad(false);
   first.sum().backward();
@@ -419,7 +471,9 @@ TEST_CASE("what happens if a gradient comes late on one rank, and its own round 
   reducer->unhook();
 }
 
-TEST_CASE("what happens if one rank alone throws its gradients away by the module's zero_grad(): Mismatch on all") {
+TEST_CASE(
+    "what happens if one rank alone throws its gradients away by the module's zero_grad(): "
+    "Mismatch on all") {
   if (hvd::size() == 1) return;
   Wrapped it;
   const std::string text = error_of<hvd::Mismatch>([&] {

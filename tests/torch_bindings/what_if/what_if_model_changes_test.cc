@@ -1,4 +1,5 @@
-// What happens if I ... : freeze parameters, move the model, keep gradients, differentiate them again.
+// What happens if I ... : freeze parameters, move the model, keep gradients, differentiate them
+// again.
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,7 +24,8 @@ using torch::optim::SGDOptions;
 struct Alone {
   Sequential net;
   SGD plain;
-  explicit Alone(Sequential of = small_model()) : net(of), plain(net->parameters(), SGDOptions(0.1)) {}
+  explicit Alone(Sequential of = small_model())
+      : net(of), plain(net->parameters(), SGDOptions(0.1)) {}
   void backward(int step) {
     at::Tensor sum = torch::zeros({}, net->parameters()[3].options().requires_grad(false));
     for (const int rank : everyone()) sum = sum + small_loss(net, rank, step);
@@ -35,9 +37,11 @@ void freeze(Sequential& net, bool frozen) {
   for (auto& parameter : net[0]->parameters()) parameter.requires_grad_(!frozen);
 }
 
-// -------------------------------------------------------------------------------------------------------- frozen parameters
+// ------------------------------------------------------------------------------- frozen parameters
 
-TEST_CASE("what happens if parameters are frozen: the others' gradients leave during backward all the same") {
+TEST_CASE(
+    "what happens if parameters are frozen: the others' gradients leave during backward all the "
+    "same") {
   for (const auto& groups : std::vector<decltype(DistributedOptimizerOptions::groups)>{{}, 1, 3}) {
     Sequential net = small_model();
     Alone alone;
@@ -61,7 +65,9 @@ TEST_CASE("what happens if parameters are frozen: the others' gradients leave du
   }
 }
 
-TEST_CASE("what happens if some ranks freeze what others train: absent gradients count as zeros, and no rank waits for good") {
+TEST_CASE(
+    "what happens if some ranks freeze what others train: absent gradients count as zeros, and no "
+    "rank waits for good") {
   for (const auto op : {ReduceOp::Average, ReduceOp::Sum}) {
     Sequential net = small_model();
     SGD plain(net->parameters(), SGDOptions(0));
@@ -90,7 +96,9 @@ TEST_CASE("what happens if some ranks freeze what others train: absent gradients
   }
 }
 
-TEST_CASE("what happens if I unfreeze parameters between two backward passes: what comes late is reduced in a round of its own") {
+TEST_CASE(
+    "what happens if I unfreeze parameters between two backward passes: what comes late is reduced "
+    "in a round of its own") {
   for (const auto op : {ReduceOp::Average, ReduceOp::Sum}) {
     Sequential net = small_model();
     SGD plain(net->parameters(), SGDOptions(0.1));
@@ -124,7 +132,7 @@ TEST_CASE("what happens if I unfreeze parameters between two backward passes: wh
   }
 }
 
-// --------------------------------------------------------------------------------------------------------- a model that moves
+// ------------------------------------------------------------------------------ a model that moves
 
 TEST_CASE("what happens if the model gets another type after wrapping: gradients follow") {
   std::vector<DistributedOptimizerOptions> all;
@@ -147,7 +155,8 @@ TEST_CASE("what happens if the model gets another type after wrapping: gradients
         small_loss(net, hvd::rank(), step).backward();
         optimizer.synchronize();
         alone.backward(step);
-        for (const auto& parameter : net->parameters()) CHECK((parameter.grad().scalar_type() == type));
+        for (const auto& parameter : net->parameters())
+          CHECK((parameter.grad().scalar_type() == type));
         optimizer.step();
         alone.plain.step();
         CHECK(difference(flat(net).to(kDouble), flat(alone.net).to(kDouble)) <
@@ -158,7 +167,9 @@ TEST_CASE("what happens if the model gets another type after wrapping: gradients
   }
 }
 
-TEST_CASE("what happens if the model gets another type between backward and step: the gradients do, too") {
+TEST_CASE(
+    "what happens if the model gets another type between backward and step: the gradients do, "
+    "too") {
   for (const int passes : {1, 2}) {
     Sequential net = small_model(kFloat);
     SGD plain(net->parameters(), SGDOptions(0.1));
@@ -172,7 +183,8 @@ TEST_CASE("what happens if the model gets another type between backward and step
       for (int pass = 0; pass < passes; ++pass) small_loss(other, rank, pass).backward();
       all.push_back(other->parameters()[0].grad().to(kDouble));
     }
-    for (const auto& parameter : net->parameters()) CHECK((parameter.grad().scalar_type() == kDouble));
+    for (const auto& parameter : net->parameters())
+      CHECK((parameter.grad().scalar_type() == kDouble));
     CHECK(difference(net->parameters()[0].grad(), reduced(all, ReduceOp::Average)) < 1e-6);
     optimizer.step();
     CHECK(same_on_all_ranks(flat(net)));
@@ -199,14 +211,17 @@ TEST_CASE("what happens if one rank alone gives the model another type: Mismatch
 }
 
 TEST_CASE(
-    "what happens if a parameter gets another shape after wrapping: its gradients follow; with a compression that remembers, an error") {
+    "what happens if a parameter gets another shape after wrapping: its gradients follow; with a "
+    "compression that remembers, an error") {
   Sequential net = small_model();
   SGD plain(net->parameters(), SGDOptions(0.1));
   const auto widen = [&](std::int64_t width) {
     net[2]->as<Linear>()->weight.set_data(data({width, 8}, kDouble, 0));
     net[2]->as<Linear>()->bias.set_data(data({width}, kDouble, 0));
   };
-  const auto backward = [&] { net->forward(data({5, 6}, kDouble, hvd::rank())).square().mean().backward(); };
+  const auto backward = [&] {
+    net->forward(data({5, 6}, kDouble, hvd::rank())).square().mean().backward();
+  };
   {
     DistributedOptimizer optimizer(plain, net->named_parameters());
     for (const int width : {3, 5, 2}) {
@@ -222,14 +237,17 @@ TEST_CASE(
     CHECK(contains(error_of<hvd::InvalidArgument>([&] { optimizer.step(); }), "another shape"));
     optimizer.zero_grad();
   }
-  DistributedOptimizer optimizer(plain, net->named_parameters(), {.compression = hvd::Compression::int8()});
+  DistributedOptimizer optimizer(plain, net->named_parameters(),
+                                 {.compression = hvd::Compression::int8()});
   widen(4);
   CHECK(contains(error_of<hvd::InvalidArgument>([&] { backward(); }), "wrap the optimizer then"));
 }
 
-// ------------------------------------------------------------------------------------------ kept and differentiable gradients
+// --------------------------------------------------------------- kept and differentiable gradients
 
-TEST_CASE("what happens if I keep a gradient from a former step: it is overwritten, unless gradients_are_views = false") {
+TEST_CASE(
+    "what happens if I keep a gradient from a former step: it is overwritten, unless "
+    "gradients_are_views = false") {
   for (const bool views : {true, false}) {
     for (const bool ddp : {false, true}) {
       Sequential net = small_model();
@@ -240,15 +258,17 @@ TEST_CASE("what happens if I keep a gradient from a former step: it is overwritt
         module = std::make_unique<DistributedDataParallel<torch::nn::SequentialImpl>>(
             net.ptr(), hvd::DistributedDataParallelOptions{.gradients_are_views = views});
       } else {
-        optimizer = std::make_unique<DistributedOptimizer>(plain, net->named_parameters(),
-                                                           DistributedOptimizerOptions{.gradients_are_views = views});
+        optimizer = std::make_unique<DistributedOptimizer>(
+            plain, net->named_parameters(),
+            DistributedOptimizerOptions{.gradients_are_views = views});
       }
       at::Tensor kept, copy;
       Alone alone;
       for (int step = 0; step < 3; ++step) {
         net->zero_grad();
         alone.plain.zero_grad();
-        const at::Tensor x = data({5, 6}, kDouble, hvd::rank(), step), y = data({5, 3}, kDouble, hvd::rank(), step + 1);
+        const at::Tensor x = data({5, 6}, kDouble, hvd::rank(), step),
+                         y = data({5, 3}, kDouble, hvd::rank(), step + 1);
         torch::mse_loss(ddp ? module->forward(x) : net->forward(x), y).backward();
         ddp ? plain.step() : optimizer->step();
         alone.backward(step);
@@ -266,14 +286,17 @@ TEST_CASE("what happens if I keep a gradient from a former step: it is overwritt
   }
 }
 
-TEST_CASE("what happens if I call backward(create_graph = true): an error in backward that says what to do; nothing hangs after it") {
+TEST_CASE(
+    "what happens if I call backward(create_graph = true): an error in backward that says what to "
+    "do; nothing hangs after it") {
   for (const bool on_all : {true, false}) {
     for (const bool ddp : {false, true}) {
       Sequential net = small_model();
       SGD plain(net->parameters(), SGDOptions(0.1));
       std::unique_ptr<DistributedOptimizer> optimizer;
       std::unique_ptr<DistributedDataParallel<torch::nn::SequentialImpl>> module;
-      if (ddp) module = std::make_unique<DistributedDataParallel<torch::nn::SequentialImpl>>(net.ptr());
+      if (ddp)
+        module = std::make_unique<DistributedDataParallel<torch::nn::SequentialImpl>>(net.ptr());
       if (!ddp) optimizer = std::make_unique<DistributedOptimizer>(plain, net->named_parameters());
       const auto loss = [&](int step) {
         const at::Tensor x = data({5, 6}, kDouble, hvd::rank(), step);
@@ -281,7 +304,8 @@ TEST_CASE("what happens if I call backward(create_graph = true): an error in bac
       };
       const at::Tensor first = loss(0);
       if (on_all || last()) {
-        const std::string text = error_of<hvd::InvalidArgument>([&] { first.backward({}, {}, /*create_graph=*/true); });
+        const std::string text =
+            error_of<hvd::InvalidArgument>([&] { first.backward({}, {}, /*create_graph=*/true); });
         CHECK(contains(text, "create_graph"));
         CHECK(contains(text, "gradient of '"));
       } else {
@@ -299,14 +323,17 @@ TEST_CASE("what happens if I call backward(create_graph = true): an error in bac
   }
 }
 
-TEST_CASE("what happens if I take gradients by autograd::grad(create_graph) for a penalty: reduced as any other, with Sum too") {
+TEST_CASE(
+    "what happens if I take gradients by autograd::grad(create_graph) for a penalty: reduced as "
+    "any other, with Sum too") {
   for (const auto op : {ReduceOp::Average, ReduceOp::Sum}) {
     Sequential net = small_model();
     SGD plain(net->parameters(), SGDOptions(0.1));
     DistributedOptimizer optimizer(plain, net->named_parameters(), {.op = op});
     const auto penalised = [](Sequential& of, int rank, int step) {
       const at::Tensor loss = small_loss(of, rank, step);
-      const auto first = torch::autograd::grad({loss}, {of->parameters()[0]}, {}, {}, /*create_graph=*/true);
+      const auto first =
+          torch::autograd::grad({loss}, {of->parameters()[0]}, {}, {}, /*create_graph=*/true);
       return loss + first[0].square().sum();
     };
     for (int step = 0; step < 3; ++step) {
@@ -314,7 +341,8 @@ TEST_CASE("what happens if I take gradients by autograd::grad(create_graph) for 
       penalised(net, hvd::rank(), step).backward();
       optimizer.synchronize();
       const at::Tensor before = net->parameters()[0].grad().clone();
-      static_cast<void>(penalised(net, hvd::rank(), step + 1));  // looks at gradients, and adds nothing
+      // looks at gradients, and adds nothing
+      static_cast<void>(penalised(net, hvd::rank(), step + 1));
       std::vector<at::Tensor> all;
       for (const int rank : everyone()) {
         Sequential other = small_model();

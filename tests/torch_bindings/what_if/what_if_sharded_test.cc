@@ -16,7 +16,10 @@ struct TiedRun {
       : wrapped(kind.make(net.parameters())), plain(kind.make(alone.parameters())) {
     wrap(shard);
   }
-  void wrap(bool shard) { optimizer = std::make_unique<DistributedOptimizer>(*wrapped, net.named_parameters(), how(shard)); }
+  void wrap(bool shard) {
+    optimizer =
+        std::make_unique<DistributedOptimizer>(*wrapped, net.named_parameters(), how(shard));
+  }
   static hvd::DistributedOptimizerOptions how(bool shard) {
     return {.shard_optimizer_state = shard, .share_parameters = shard && one_copy};
   }
@@ -34,7 +37,9 @@ struct TiedRun {
   int number = 0;
 };
 
-TEST_CASE("what happens if I call the wrapped optimizer's zero_grad() instead of the wrapper's: the same") {
+TEST_CASE(
+    "what happens if I call the wrapped optimizer's zero_grad() instead of the wrapper's: the "
+    "same") {
   with_and_without_one_copy();
   for (const auto& kind : torch_optimizers()) {
     for (const bool to_none : {true, false}) {
@@ -55,7 +60,9 @@ TEST_CASE("what happens if I call the wrapped optimizer's zero_grad() instead of
   }
 }
 
-TEST_CASE("what happens if I unshard and go on, wrap again, shard again, or step without a wrapper: as if it had never been sharded") {
+TEST_CASE(
+    "what happens if I unshard and go on, wrap again, shard again, or step without a wrapper: as "
+    "if it had never been sharded") {
   with_and_without_one_copy();
   for (const auto& kind : torch_optimizers()) {
     CAPTURE(kind.name);
@@ -86,13 +93,16 @@ TEST_CASE("what happens if I unshard and go on, wrap again, shard again, or step
   }
 }
 
-TEST_CASE("what happens if a sharded wrapper ends without unshard(): wrapping or stepping its optimizer is an error, not a wrong result") {
+TEST_CASE(
+    "what happens if a sharded wrapper ends without unshard(): wrapping or stepping its optimizer "
+    "is an error, not a wrong result") {
   with_and_without_one_copy();
   for (const auto& kind : torch_optimizers()) {
     CAPTURE(kind.name);
     TiedRun run(kind);
     run.step();
-    const std::string while_alive = error_of<hvd::InvalidArgument>([&] { DistributedOptimizer(*run.wrapped, run.net.named_parameters()); });
+    const std::string while_alive = error_of<hvd::InvalidArgument>(
+        [&] { DistributedOptimizer(*run.wrapped, run.net.named_parameters()); });
     INFO(while_alive);
     CHECK(contains(while_alive, "unshard()"));
     std::stringstream whole;
@@ -113,14 +123,17 @@ TEST_CASE("what happens if a sharded wrapper ends without unshard(): wrapping or
     if (kind.name != "Adagrad") run.wrap(true);
     if (kind.name != "Adagrad") torch::load(*run.optimizer, whole);
   }
-  TiedRun stateless({"SGD", [](Parameters p) { return std::make_unique<SGD>(std::move(p), SGDOptions(0.1)); }});
+  TiedRun stateless(
+      {"SGD", [](Parameters p) { return std::make_unique<SGD>(std::move(p), SGDOptions(0.1)); }});
   stateless.step();
   stateless.optimizer.reset();
   stateless.wrap(false);
   stateless.step();
 }
 
-TEST_CASE("what happens if I step the wrapped optimizer itself while it is sharded: the wrapper's next call says so, on all ranks") {
+TEST_CASE(
+    "what happens if I step the wrapped optimizer itself while it is sharded: the wrapper's next "
+    "call says so, on all ranks") {
   with_and_without_one_copy();
   for (const auto& kind : torch_optimizers()) {
     CAPTURE(kind.name);
@@ -144,7 +157,8 @@ struct CountState : torch::optim::OptimizerCloneableParamState<CountState> {
   int steps = 0;
 };
 struct CountingSgd : Optimizer {
-  explicit CountingSgd(Parameters parameters) : Optimizer(std::move(parameters), std::make_unique<SGDOptions>(0.1)) {}
+  explicit CountingSgd(Parameters parameters)
+      : Optimizer(std::move(parameters), std::make_unique<SGDOptions>(0.1)) {}
   at::Tensor step(LossClosure /*closure*/ = nullptr) override {
     const torch::NoGradGuard no_gradient;
     for (auto& group : param_groups())
@@ -157,9 +171,12 @@ struct CountingSgd : Optimizer {
   }
 };
 
-TEST_CASE("what happens if I unshard an optimizer of my own that has a state: an error on all ranks, and it stays sharded") {
+TEST_CASE(
+    "what happens if I unshard an optimizer of my own that has a state: an error on all ranks, and "
+    "it stays sharded") {
   with_and_without_one_copy();
-  TiedRun run({"the user's own", [](Parameters p) { return std::make_unique<CountingSgd>(std::move(p)); }});
+  TiedRun run(
+      {"the user's own", [](Parameters p) { return std::make_unique<CountingSgd>(std::move(p)); }});
   run.step();
   const std::string text = error_of<hvd::InvalidArgument>([&] { run.optimizer->unshard(); });
   CHECK(contains(text, "LibTorch does not know"));
@@ -168,13 +185,15 @@ TEST_CASE("what happens if I unshard an optimizer of my own that has a state: an
   run.optimizer.reset();  // whole parameters have the same owners again
   run.wrap(true);
   run.step();
-  at::Tensor more = torch::ones({5}, kDouble).requires_grad_(), more_alone = torch::ones({5}, kDouble).requires_grad_();
+  at::Tensor more = torch::ones({5}, kDouble).requires_grad_(),
+             more_alone = torch::ones({5}, kDouble).requires_grad_();
   run.optimizer->add_param_group(torch::optim::OptimizerParamGroup({more}));
   run.plain->add_param_group(torch::optim::OptimizerParamGroup({more_alone}));
   for (int step = 0; step < 2; ++step) {
     run.optimizer->zero_grad();
     more.mutable_grad() = data({5}, kDouble, hvd::rank(), step);
-    more_alone.mutable_grad() = reduced(all_data({5}, kDouble, everyone(), step), hvd::ReduceOp::Average);
+    more_alone.mutable_grad() =
+        reduced(all_data({5}, kDouble, everyone(), step), hvd::ReduceOp::Average);
     run.net.loss(hvd::rank(), run.number).backward();
     run.optimizer->step();
     step_alone(run.alone, *run.plain, run.number++);
@@ -183,7 +202,8 @@ TEST_CASE("what happens if I unshard an optimizer of my own that has a state: an
   }
 }
 
-TEST_CASE("what happens if I move the parameters or the learning rate while it is sharded: followed") {
+TEST_CASE(
+    "what happens if I move the parameters or the learning rate while it is sharded: followed") {
   with_and_without_one_copy();
   for (const auto& kind : torch_optimizers()) {
     TiedRun run(kind);

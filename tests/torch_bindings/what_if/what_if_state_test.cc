@@ -14,7 +14,8 @@ int final_rank() { return hvd::size() - 1; }
 
 TEST_CASE("what happens if I list tensors in another order on some ranks: they go by name") {
   for (int root = 0; root < hvd::size(); ++root) {
-    const at::Tensor a = data({3, 2}, kFloat, hvd::rank(), 1), b = data({3, 2}, kFloat, hvd::rank(), 2), c = data({5}, kLong, hvd::rank());
+    const at::Tensor a = data({3, 2}, kFloat, hvd::rank(), 1),
+                     b = data({3, 2}, kFloat, hvd::rank(), 2), c = data({5}, kLong, hvd::rank());
     NamedTensors tensors{{"a", a}, {"b", b}, {"c", c}, {"none", at::Tensor()}};
     std::rotate(tensors.begin(), tensors.begin() + hvd::rank() % 4, tensors.end());
     hvd::broadcast_parameters(tensors, root);
@@ -27,7 +28,8 @@ TEST_CASE("what happens if I list tensors in another order on some ranks: they g
 TEST_CASE("what happens if I register modules in another order on some ranks: they go by name") {
   struct Net : torch::nn::Module {
     Net() {
-      for (const char* name : {last() ? "second" : "first", last() ? "first" : "second"}) register_module(name, torch::nn::Linear(3, 3));
+      for (const char* name : {last() ? "second" : "first", last() ? "first" : "second"})
+        register_module(name, torch::nn::Linear(3, 3));
       register_buffer("first_buffer", torch::full({2}, hvd::rank() + 1.0));
     }
   };
@@ -45,25 +47,40 @@ TEST_CASE("what happens if I register modules in another order on some ranks: th
 TEST_CASE("what happens if I give a name twice: InvalidArgument at the call, that names it") {
   const at::Tensor a = torch::ones({3}), b = torch::ones({3});
   for (const at::Tensor& other : {a, b})
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::broadcast_parameters({{"w", a}, {"v", b}, {"w", other}}, 0); }), "'w'"));
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] {
+                     hvd::broadcast_parameters({{"w", a}, {"v", b}, {"w", other}}, 0);
+                   }),
+                   "'w'"));
 }
 
-TEST_CASE("what happens if ranks list other names, shapes or types: Mismatch on all, that says who has what, and nothing changes") {
+TEST_CASE(
+    "what happens if ranks list other names, shapes or types: Mismatch on all, that says who has "
+    "what, and nothing changes") {
   if (hvd::size() == 1) return;
   const at::Tensor a = data({3}, kFloat, hvd::rank()), b = data({3}, kFloat, hvd::rank());
   const auto text_of = [&](const NamedTensors& usual, const NamedTensors& of_last) {
     return error_of<hvd::Mismatch>([&] { hvd::broadcast_parameters(last() ? of_last : usual, 0); });
   };
   const NamedTensors both{{"a", a}, {"b", b}};
-  CHECK(contains(text_of(both, {}), grouping("tensor 'a' is float32 [3], tensor 'b' is float32 [3]", "no tensor 'a', no tensor 'b'")));
-  CHECK(contains(text_of({}, both), grouping("no tensor 'a', no tensor 'b'", "tensor 'a' is float32 [3], tensor 'b' is float32 [3]")));
-  CHECK(contains(text_of(both, {{"a", a}}), grouping("tensor 'b' is float32 [3]", "no tensor 'b'")));
+  CHECK(contains(text_of(both, {}), grouping("tensor 'a' is float32 [3], tensor 'b' is float32 [3]",
+                                             "no tensor 'a', no tensor 'b'")));
+  CHECK(contains(text_of({}, both),
+                 grouping("no tensor 'a', no tensor 'b'",
+                          "tensor 'a' is float32 [3], tensor 'b' is float32 [3]")));
+  CHECK(
+      contains(text_of(both, {{"a", a}}), grouping("tensor 'b' is float32 [3]", "no tensor 'b'")));
   CHECK(contains(text_of(both, {{"c", b}, {"a", a}}),
-                 grouping("tensor 'b' is float32 [3], no tensor 'c'", "no tensor 'b', tensor 'c' is float32 [3]")));
-  CHECK(contains(text_of(both, {{"b", b}, {"a", torch::ones({4})}}), grouping("tensor 'a' is float32 [3]", "tensor 'a' is float32 [4]")));
-  CHECK(contains(text_of(both, {{"b", b.to(kDouble)}, {"a", a}}), grouping("tensor 'b' is float32 [3]", "tensor 'b' is float64 [3]")));
-  CHECK(contains(text_of(both, {{"b", at::Tensor()}, {"a", a}}), grouping("tensor 'b' is float32 [3]", "tensor 'b' is undefined")));
-  CHECK(contains(error_of<hvd::Mismatch>([&] { hvd::broadcast_parameters(both, last() ? final_rank() : 0); }), "the root is rank"));
+                 grouping("tensor 'b' is float32 [3], no tensor 'c'",
+                          "no tensor 'b', tensor 'c' is float32 [3]")));
+  CHECK(contains(text_of(both, {{"b", b}, {"a", torch::ones({4})}}),
+                 grouping("tensor 'a' is float32 [3]", "tensor 'a' is float32 [4]")));
+  CHECK(contains(text_of(both, {{"b", b.to(kDouble)}, {"a", a}}),
+                 grouping("tensor 'b' is float32 [3]", "tensor 'b' is float64 [3]")));
+  CHECK(contains(text_of(both, {{"b", at::Tensor()}, {"a", a}}),
+                 grouping("tensor 'b' is float32 [3]", "tensor 'b' is undefined")));
+  CHECK(contains(
+      error_of<hvd::Mismatch>([&] { hvd::broadcast_parameters(both, last() ? final_rank() : 0); }),
+      "the root is rank"));
   NamedTensors many;
   for (int i = 0; i < 9; ++i) many.emplace_back("t" + std::to_string(i), a);
   for (auto& [name, tensor] : many) tensor = tensor.clone();
@@ -77,28 +94,38 @@ TEST_CASE("what happens if weights are tied: they are sent once, under all their
   Tied net(true, hvd::rank());
   const auto before = hvd::stats().tensors_submitted;
   hvd::broadcast_parameters(net, final_rank());
-  if (hvd::size() > 1) CHECK(hvd::stats().tensors_submitted - before == 3);  // weight, bias, and what the ranks agree on
+  // weight, bias, and what the ranks agree on
+  if (hvd::size() > 1) CHECK(hvd::stats().tensors_submitted - before == 3);
   CHECK(same(net->second.detach(), data({3, 3}, kFloat, final_rank())));
   CHECK(net->second.is_same(net->weight));
   if (hvd::size() == 1) return;
   // Tied on some ranks only.
   const at::Tensor one = torch::ones({2}), other = last() ? torch::ones({2}) : one;
-  const std::string text = error_of<hvd::Mismatch>([&] { hvd::broadcast_parameters({{"x", one}, {"y", other}}, 0); });
+  const std::string text = error_of<hvd::Mismatch>([&] {
+    hvd::broadcast_parameters({{"x", one}, {"y", other}}, 0);
+  });
   INFO(text);
   CHECK(contains(text, "tensor 'x, y' is float32 [2], no tensor 'x'"));
 }
 
-TEST_CASE("what happens if buffers have types that no collective has, no elements, other strides: they arrive") {
+TEST_CASE(
+    "what happens if buffers have types that no collective has, no elements, other strides: they "
+    "arrive") {
   const int root = final_rank();
   const auto filled = [](int rank) {
     NamedTensors tensors;
-    for (const auto type : {at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e4m3fn, at::kComplexHalf}) {
+    for (const auto type :
+         {at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e4m3fn, at::kComplexHalf}) {
       const std::int64_t bytes = at::elementSize(type);
-      tensors.emplace_back(at::toString(type), data({3, 8}, at::kByte, rank).slice(1, 0, bytes).contiguous().view(type));
+      tensors.emplace_back(
+          at::toString(type),
+          data({3, 8}, at::kByte, rank).slice(1, 0, bytes).contiguous().view(type));
     }
     tensors.emplace_back("empty", torch::zeros({0, 3}, kInt));
     tensors.emplace_back("scalar", torch::tensor(rank + 1, kLong));
-    tensors.emplace_back("channels last", data({2, 3, 4, 4}, kFloat, rank).contiguous(at::MemoryFormat::ChannelsLast));
+    tensors.emplace_back(
+        "channels last",
+        data({2, 3, 4, 4}, kFloat, rank).contiguous(at::MemoryFormat::ChannelsLast));
     tensors.emplace_back("strided", data({4, 6}, kFloat, rank).slice(1, 0, 6, 2));
     tensors.emplace_back("expanded", data({2, 1}, kFloat, rank).expand({2, 5}));
     return tensors;
@@ -112,7 +139,10 @@ TEST_CASE("what happens if buffers have types that no collective has, no element
   }
   CHECK(mine[7].second.is_contiguous(at::MemoryFormat::ChannelsLast));
   const at::Tensor sparse = torch::eye(3).to_sparse();
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::broadcast_parameters({{"s", sparse}}, 0); }), "'s' is sparse"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] {
+                   hvd::broadcast_parameters({{"s", sparse}}, 0);
+                 }),
+                 "'s' is sparse"));
 }
 
 TEST_CASE("what happens if a buffer has the name of a parameter: both arrive") {
@@ -128,7 +158,7 @@ TEST_CASE("what happens if a buffer has the name of a parameter: both arrive") {
   CHECK(torch::equal(net.buffer, torch::full({2}, 5.0)));
 }
 
-// ------------------------------------------------------------------------------------------------------------ optimizers' state
+// ------------------------------------------------------------------------------- optimizers' state
 
 template <class Net>
 void train_on(Net& net, torch::optim::Optimizer& optimizer, int data_of, int steps) {
@@ -139,22 +169,26 @@ void train_on(Net& net, torch::optim::Optimizer& optimizer, int data_of, int ste
   }
 }
 
-/// Of an optimizer of the user's own, on ranks that took other steps with other options. `refused`: the words on all ranks; empty: it
-/// works.
+/// Of an optimizer of the user's own, on ranks that took other steps with other options. `refused`:
+/// the words on all ranks; empty: it works.
 template <Overrides kHas>
 void check_own(int steps_of_root, int steps_of_others, const std::string& refused, bool wrap) {
   const int root = final_rank(), mine = hvd::rank() == root ? steps_of_root : steps_of_others;
   torch::nn::Linear net(3, 2);
   hvd::broadcast_parameters(net, 0);
-  const double rate = 0.01 * (hvd::rank() + 1), decay = kHas.options || kHas.save ? 0.1 * (hvd::rank() + 1) : 0.5;
+  const double rate = 0.01 * (hvd::rank() + 1),
+               decay = kHas.options || kHas.save ? 0.1 * (hvd::rank() + 1) : 0.5;
   OwnOptimizer<kHas> optimizer(net->parameters(), rate, decay);
   std::unique_ptr<hvd::DistributedOptimizer> wrapper;
   train_on(net, optimizer, hvd::rank(), mine);
-  if (wrap) wrapper = std::make_unique<hvd::DistributedOptimizer>(optimizer, net->named_parameters());
-  torch::optim::Optimizer& used = wrap ? static_cast<torch::optim::Optimizer&>(*wrapper) : optimizer;
+  if (wrap)
+    wrapper = std::make_unique<hvd::DistributedOptimizer>(optimizer, net->named_parameters());
+  torch::optim::Optimizer& used =
+      wrap ? static_cast<torch::optim::Optimizer&>(*wrapper) : optimizer;
   const auto* const options = &optimizer.options();
   if (!refused.empty() && hvd::size() > 1) {
-    const std::string text = error_of<hvd::InvalidArgument>([&] { hvd::broadcast_optimizer_state(used, root); });
+    const std::string text =
+        error_of<hvd::InvalidArgument>([&] { hvd::broadcast_optimizer_state(used, root); });
     CHECK_MESSAGE(contains(text, refused), text);
     CHECK(optimizer.steps() == (mine == 0 ? -1 : mine));
     CHECK(optimizer.options().rate == rate);
@@ -166,13 +200,17 @@ void check_own(int steps_of_root, int steps_of_others, const std::string& refuse
   CHECK(optimizer.options().rate == 0.01 * (root + 1));
   CHECK(optimizer.options().decay == (kHas.options || kHas.save ? 0.1 * (root + 1) : 0.5));
   CHECK(optimizer.steps() == (steps_of_root == 0 ? -1 : steps_of_root));
-  if (wrap) CHECK(static_cast<OwnOptions<kHas>&>(wrapper->param_groups()[0].options()).decay == optimizer.options().decay);
+  if (wrap)
+    CHECK(static_cast<OwnOptions<kHas>&>(wrapper->param_groups()[0].options()).decay ==
+          optimizer.options().decay);
   hvd::broadcast_parameters(net, root);
   train_on(net, used, 0, 2);
   for (const auto& parameter : net->parameters()) CHECK(same_on_all_ranks(parameter));
 }
 
-TEST_CASE("what happens if my own optimizer overrides neither save nor load: options and states travel by their serialize") {
+TEST_CASE(
+    "what happens if my own optimizer overrides neither save nor load: options and states travel "
+    "by their serialize") {
   for (const bool wrap : {false, true}) {
     CAPTURE(wrap);
     check_own<Overrides{}>(3, 1, "", wrap);
@@ -185,37 +223,50 @@ TEST_CASE("what happens if my own optimizer overrides neither save nor load: opt
   }
 }
 
-TEST_CASE("what happens if my own optimizer has something that LibTorch cannot move: InvalidArgument on all ranks, nothing changes") {
+TEST_CASE(
+    "what happens if my own optimizer has something that LibTorch cannot move: InvalidArgument on "
+    "all ranks, nothing changes") {
   for (const bool wrap : {false, true}) {
     CAPTURE(wrap);
-    check_own<Overrides{.rate = false, .options = false}>(1, 1, "neither serialize nor get_lr", wrap);
+    check_own<Overrides{.rate = false, .options = false}>(1, 1, "neither serialize nor get_lr",
+                                                          wrap);
     check_own<Overrides{.state = false}>(2, 1, "cannot be serialized", wrap);
     check_own<Overrides{}>(2, 0, "does not override load", wrap);  // nothing to copy a state from
     check_own<Overrides{.save = true, .load = false}>(2, 0, "does not override load", wrap);
-    check_own<Overrides{.state = false, .save = true, .load = false}>(2, 1, "does not bring back", wrap);
+    check_own<Overrides{.state = false, .save = true, .load = false}>(2, 1, "does not bring back",
+                                                                      wrap);
   }
 }
 
-TEST_CASE("what happens if my own optimizer overrides save and load: they are used, whatever else is overridden") {
+TEST_CASE(
+    "what happens if my own optimizer overrides save and load: they are used, whatever else is "
+    "overridden") {
   for (const bool wrap : {false, true}) {
     CAPTURE(wrap);
     check_own<Overrides{.save = true}>(3, 1, "", wrap);
     check_own<Overrides{.save = true}>(3, 0, "", wrap);
-    check_own<Overrides{.rate = false, .options = false, .state = false, .save = true, .clone_state = false}>(3, 0, "", wrap);
-    check_own<Overrides{.rate = false, .options = false, .state = false, .save = true}>(0, 2, "", wrap);
+    check_own<Overrides{
+        .rate = false, .options = false, .state = false, .save = true, .clone_state = false}>(
+        3, 0, "", wrap);
+    check_own<Overrides{.rate = false, .options = false, .state = false, .save = true}>(0, 2, "",
+                                                                                        wrap);
     check_own<Overrides{.save = true, .load = false}>(2, 1, "", wrap);  // by the parts
   }
 }
 
-TEST_CASE("what happens if only one parameter has a state on some ranks: it is copied, or refused on all ranks, never shared") {
+TEST_CASE(
+    "what happens if only one parameter has a state on some ranks: it is copied, or refused on all "
+    "ranks, never shared") {
   const int root = final_rank();
   const auto run = [&]<Overrides kHas>() {
     torch::nn::Linear net(3, 2);
     hvd::broadcast_parameters(net, 0);
     OwnOptimizer<kHas> optimizer(net->parameters(), 0.1, 0.5);
-    net->bias.set_requires_grad(hvd::rank() == root);  // the others have a state for the weight alone
+    // the others have a state for the weight alone
+    net->bias.set_requires_grad(hvd::rank() == root);
     train_on(net, optimizer, hvd::rank(), 2);
-    const std::string text = error_of<hvd::InvalidArgument>([&] { hvd::broadcast_optimizer_state(optimizer, root); });
+    const std::string text =
+        error_of<hvd::InvalidArgument>([&] { hvd::broadcast_optimizer_state(optimizer, root); });
     net->bias.set_requires_grad(true);
     if (text != "(no error)") return text;
     hvd::broadcast_parameters(net, root);
@@ -225,10 +276,13 @@ TEST_CASE("what happens if only one parameter has a state on some ranks: it is c
   };
   CHECK(run.template operator()<Overrides{}>() == "(no error)");
   const std::string text = run.template operator()<Overrides{.reads_into = true}>();
-  if (hvd::size() > 1) CHECK_MESSAGE((text == "(no error)" || contains(text, "several states share")), text);
+  if (hvd::size() > 1)
+    CHECK_MESSAGE((text == "(no error)" || contains(text, "several states share")), text);
 }
 
-TEST_CASE("what happens if weights are tied: their optimizer's state is sent once, and steps go on as in one process") {
+TEST_CASE(
+    "what happens if weights are tied: their optimizer's state is sent once, and steps go on as in "
+    "one process") {
   const int root = final_rank();
   const auto run = [&](auto make) {
     Tied net;
@@ -243,31 +297,44 @@ TEST_CASE("what happens if weights are tied: their optimizer's state is sent onc
     auto reference = make(alone->parameters());
     train_on(alone, reference, root, root + 1);
     train_on(alone, reference, 0, 3);
-    for (std::size_t i = 0; i < 3; ++i) CHECK(torch::equal(net->parameters()[i], alone->parameters()[i]));
+    for (std::size_t i = 0; i < 3; ++i)
+      CHECK(torch::equal(net->parameters()[i], alone->parameters()[i]));
   };
-  run([](auto parameters) { return torch::optim::Adam(std::move(parameters), torch::optim::AdamOptions(0.01)); });
-  run([](auto parameters) { return torch::optim::SGD(std::move(parameters), torch::optim::SGDOptions(0.001).momentum(0.9)); });
+  run([](auto parameters) {
+    return torch::optim::Adam(std::move(parameters), torch::optim::AdamOptions(0.01));
+  });
+  run([](auto parameters) {
+    return torch::optim::SGD(std::move(parameters), torch::optim::SGDOptions(0.001).momentum(0.9));
+  });
   run([](auto parameters) { return OwnOptimizer<Overrides{}>(std::move(parameters), 0.001, 0.9); });
 }
 
-TEST_CASE("what happens if ranks have other parameter groups, or only some shard: Mismatch on all, nothing changes") {
+TEST_CASE(
+    "what happens if ranks have other parameter groups, or only some shard: Mismatch on all, "
+    "nothing changes") {
   if (hvd::size() == 1) return;
   torch::nn::Linear net(3, 2), wide(3, 5);
   const auto refused = [&](torch::optim::Optimizer& optimizer) {
     return error_of<hvd::Mismatch>([&] { hvd::broadcast_optimizer_state(optimizer, 0); });
   };
   torch::optim::SGD sgd((last() ? wide : net)->parameters(), 0.1);
-  CHECK(contains(refused(sgd), grouping("parameter 0 of group 0 is float32 [2, 3], parameter 1 of group 0 is float32 [2]",
-                                        "parameter 0 of group 0 is float32 [5, 3], parameter 1 of group 0 is float32 [5]")));
+  CHECK(contains(
+      refused(sgd),
+      grouping("parameter 0 of group 0 is float32 [2, 3], parameter 1 of group 0 is float32 [2]",
+               "parameter 0 of group 0 is float32 [5, 3], parameter 1 of group 0 is float32 [5]")));
   torch::optim::SGD plain(net->parameters(), 0.1);
   if (last()) plain.add_param_group(torch::optim::OptimizerParamGroup(wide->parameters()));
   CHECK(contains(refused(plain), "the number of parameter groups is 2"));
   torch::optim::Adam adam(net->parameters());
-  hvd::DistributedOptimizer optimizer(adam, net->named_parameters(), {.shard_optimizer_state = last()});
-  CHECK(contains(refused(optimizer), grouping("the optimizer's state is not sharded", "the optimizer's state is sharded")));
+  hvd::DistributedOptimizer optimizer(adam, net->named_parameters(),
+                                      {.shard_optimizer_state = last()});
+  CHECK(contains(refused(optimizer), grouping("the optimizer's state is not sharded",
+                                              "the optimizer's state is sharded")));
 }
 
-TEST_CASE("what happens if one rank cannot load what the root sends: all throw its words, and all keep what they had") {
+TEST_CASE(
+    "what happens if one rank cannot load what the root sends: all throw its words, and all keep "
+    "what they had") {
   struct Picky : torch::optim::SGD {
     using SGD::SGD;
     void load(torch::serialize::InputArchive& archive) override {
@@ -281,15 +348,22 @@ TEST_CASE("what happens if one rank cannot load what the root sends: all throw i
   Picky sgd(net->parameters(), torch::optim::SGDOptions(rate).momentum(0.9));
   train_on(net, sgd, hvd::rank(), 1);
   const at::Tensor momentum =
-      static_cast<torch::optim::SGDParamState&>(*sgd.state().at(net->weight.unsafeGetTensorImpl())).momentum_buffer().clone();
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::broadcast_optimizer_state(sgd, 0); }), "not on this rank"));
+      static_cast<torch::optim::SGDParamState&>(*sgd.state().at(net->weight.unsafeGetTensorImpl()))
+          .momentum_buffer()
+          .clone();
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::broadcast_optimizer_state(sgd, 0); }),
+                 "not on this rank"));
   CHECK(sgd.param_groups()[0].options().get_lr() == rate);
-  CHECK(same(static_cast<torch::optim::SGDParamState&>(*sgd.state().at(net->weight.unsafeGetTensorImpl())).momentum_buffer(), momentum));
+  CHECK(same(
+      static_cast<torch::optim::SGDParamState&>(*sgd.state().at(net->weight.unsafeGetTensorImpl()))
+          .momentum_buffer(),
+      momentum));
 }
 
-// ------------------------------------------------------------------------------------------------------------------------- objects
+// ----------------------------------------------------------------------------------------- objects
 
-TEST_CASE("what happens if one rank's object cannot be written: all throw its words, nobody waits") {
+TEST_CASE(
+    "what happens if one rank's object cannot be written: all throw its words, nobody waits") {
   struct UnwritableImpl : torch::nn::Module {
     void save(torch::serialize::OutputArchive& archive) const override {
       if (last()) throw std::runtime_error("no words for it");
@@ -300,21 +374,29 @@ TEST_CASE("what happens if one rank's object cannot be written: all throw its wo
     using torch::nn::ModuleHolder<UnwritableImpl>::ModuleHolder;
   };
   const Unwritable object;
-  const std::string who = "rank " + std::to_string(final_rank()) + " cannot write its object: no words for it";
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::broadcast_object(object, final_rank()); }), who));
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::allgather_object(std::vector<Unwritable>{object}); }), who));
+  const std::string who =
+      "rank " + std::to_string(final_rank()) + " cannot write its object: no words for it";
+  CHECK(contains(
+      error_of<hvd::InvalidArgument>([&] { hvd::broadcast_object(object, final_rank()); }), who));
+  CHECK(contains(error_of<hvd::InvalidArgument>(
+                     [&] { hvd::allgather_object(std::vector<Unwritable>{object}); }),
+                 who));
   CHECK(hvd::allgather_object(hvd::rank()).size() == static_cast<std::size_t>(hvd::size()));
 }
 
-TEST_CASE("what happens if only one rank needs what all have: texts of any length are gathered there alone") {
+TEST_CASE(
+    "what happens if only one rank needs what all have: texts of any length are gathered there "
+    "alone") {
   const auto text_of = [](int rank) {
-    return std::string(static_cast<std::size_t>(rank == 1 ? 0 : 57 + 64 * rank), static_cast<char>('a' + rank));
+    return std::string(static_cast<std::size_t>(rank == 1 ? 0 : 57 + 64 * rank),
+                       static_cast<char>('a' + rank));
   };
   const auto texts = hvd::detail::gather_text(text_of(hvd::rank()), {});
   CHECK(texts.size() == (hvd::rank() == 0 ? static_cast<std::size_t>(hvd::size()) : 0));
   for (std::size_t i = 0; i < texts.size(); ++i) {
     const std::string expected = text_of(static_cast<int>(i));
-    CHECK(std::string(static_cast<const char*>(texts[i].const_data_ptr()), texts[i].nbytes()) == expected);
+    CHECK(std::string(static_cast<const char*>(texts[i].const_data_ptr()), texts[i].nbytes()) ==
+          expected);
   }
 }
 

@@ -19,7 +19,8 @@ TEST_CASE("what happens if a module has batch norm that cannot be converted: the
   };
   torch::nn::Sequential net;
   net->push_back("first", torch::nn::BatchNorm1d(3));
-  net->push_back("norm", torch::nn::InstanceNorm1d(torch::nn::InstanceNorm1dOptions(3).track_running_stats(true)));
+  net->push_back("norm", torch::nn::InstanceNorm1d(
+                             torch::nn::InstanceNorm1dOptions(3).track_running_stats(true)));
   net->push_back("linear", torch::nn::Linear(3, 3));
   auto holder = std::make_shared<torch::nn::Module>();
   holder->register_module("net", net.ptr());
@@ -38,19 +39,24 @@ TEST_CASE("what happens if a module has batch norm that cannot be converted: the
   CHECK(hvd::sync_batchnorm_report(alone).synchronized.size() == 1);
 }
 
-TEST_CASE("what happens if I ask for --sync-bn with a TorchScript model: the trainer refuses it and names the layer") {
+TEST_CASE(
+    "what happens if I ask for --sync-bn with a TorchScript model: the trainer refuses it and "
+    "names the layer") {
   torch::jit::Module script("Net"), layer("Layer");
   layer.register_buffer("running_mean", torch::zeros({3}));
   layer.register_buffer("running_var", torch::ones({3}));
   script.register_module("norm", layer);
   script.define(
-      "def forward(self, x):\n  return torch.batch_norm(x, None, None, self.norm.running_mean, self.norm.running_var, True, 0.1, 1e-5, "
+      "def forward(self, x):\n  return torch.batch_norm(x, None, None, self.norm.running_mean, "
+      "self.norm.running_var, True, 0.1, 1e-5, "
       "False)\n");
-  const auto file = std::filesystem::temp_directory_path() / ("hvd_what_if_" + std::to_string(::getpid()) + ".pt");
+  const auto file = std::filesystem::temp_directory_path() /
+                    ("hvd_what_if_" + std::to_string(::getpid()) + ".pt");
   script.save(file.string());
   const auto model = examples::script_model(file.string());
   std::filesystem::remove(file);
-  CHECK(contains(error_of<std::runtime_error>([&] { examples::synchronize_batch_norm(*model); }), "--sync-bn: 'norm'"));
+  CHECK(contains(error_of<std::runtime_error>([&] { examples::synchronize_batch_norm(*model); }),
+                 "--sync-bn: 'norm'"));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// What happens if I ... : validate in a thread beside the one that trains; catch a bad batch on one rank and go on; make one wrapper more.
+// What happens if I ... : validate in a thread beside the one that trains; catch a bad batch on one
+// rank and go on; make one wrapper more.
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -15,7 +16,8 @@ using namespace hvd::test;
 
 /// Ranks take their time differently, so that the order of two threads does.
 void dawdle(int thread, int round) {
-  if ((hvd::rank() * 5 + thread * 3 + round) % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
+  if ((hvd::rank() * 5 + thread * 3 + round) % 4 == 0)
+    std::this_thread::sleep_for(std::chrono::microseconds(300));
 }
 
 /// All that a program does without names of its own. Returns how much of it was another thread's.
@@ -33,9 +35,11 @@ int wrong_ones(int thread) {
     tally.samples = 1;
     tally.loss = mine;
     const auto evaluation = tally.average();
-    wrong += evaluation.loss == mine && evaluation.samples == static_cast<std::int64_t>(ranks) ? 0 : 1;
+    wrong +=
+        evaluation.loss == mine && evaluation.samples == static_cast<std::int64_t>(ranks) ? 0 : 1;
     wrong += hvd::broadcast_object(std::to_string(mine), 0) == std::to_string(mine) ? 0 : 1;
-    for (const auto& text : hvd::allgather_object(std::to_string(mine))) wrong += text == std::to_string(mine) ? 0 : 1;
+    for (const auto& text : hvd::allgather_object(std::to_string(mine)))
+      wrong += text == std::to_string(mine) ? 0 : 1;
     wrong += hvd::any(thread == 0) == (thread == 0) ? 0 : 1;
     torch::nn::Linear linear(torch::nn::LinearOptions(2, 1).bias(false));
     {
@@ -62,7 +66,9 @@ std::string mismatch_of(const Call& call) {
 
 }  // namespace
 
-TEST_CASE("what happens if I validate in a thread beside training, both without names: each gets its own results") {
+TEST_CASE(
+    "what happens if I validate in a thread beside training, both without names: each gets its own "
+    "results") {
   std::atomic<int> wrong{0};
   std::thread validation([&] { wrong += wrong_ones(1); });
   wrong += wrong_ones(0);
@@ -70,7 +76,9 @@ TEST_CASE("what happens if I validate in a thread beside training, both without 
   CHECK(wrong == 0);
 }
 
-TEST_CASE("what happens if I train in a thread, and validate in another one that has ended when the next begins: all go on without names") {
+TEST_CASE(
+    "what happens if I train in a thread, and validate in another one that has ended when the next "
+    "begins: all go on without names") {
   for (int i = 0; i < 2; ++i) {
     int wrong = 1;
     std::thread([&] { wrong = wrong_ones(1); }).join();
@@ -78,7 +86,9 @@ TEST_CASE("what happens if I train in a thread, and validate in another one that
   }
 }
 
-TEST_CASE("what happens if I catch a bad batch on one rank and go on: all are told who waits for what, and can go on together") {
+TEST_CASE(
+    "what happens if I catch a bad batch on one rank and go on: all are told who waits for what, "
+    "and can go on together") {
   torch::nn::Sequential net = small_model();
   torch::optim::SGD sgd(net->parameters(), 0.1);
   hvd::DistributedOptimizer optimizer(sgd, net->named_parameters());
@@ -91,8 +101,10 @@ TEST_CASE("what happens if I catch a bad batch on one rank and go on: all are to
   for (int i = 0; i < 3; ++i) step(i);
   if (hvd::size() > 1) {
     // Rank 0 leaves a step out, and is at the end of the epoch when the others are one step behind.
-    const std::string error = hvd::rank() == 0 ? mismatch_of([] { hvd::barrier(); }) : mismatch_of([&] { step(3); });
-    CHECK(error.find("the ranks wait for one another: rank 0 waits for barrier 'barrier.noname.") != std::string::npos);
+    const std::string error =
+        hvd::rank() == 0 ? mismatch_of([] { hvd::barrier(); }) : mismatch_of([&] { step(3); });
+    CHECK(error.find("the ranks wait for one another: rank 0 waits for barrier 'barrier.noname.") !=
+          std::string::npos);
     CHECK(error.find("gradients.0") != std::string::npos);
   }
   CHECK_FALSE(hvd::any(false));
@@ -102,10 +114,12 @@ TEST_CASE("what happens if I make one wrapper more on one rank: all are told, an
   if (hvd::size() == 1) return;
   torch::nn::Sequential net = small_model();
   torch::optim::SGD sgd(net->parameters(), 0.1);
-  const std::string error =
-      hvd::rank() == 0 ? mismatch_of([&] { hvd::DistributedDataParallel more(net); }) : mismatch_of([&] { hvd::barrier(); });
+  const std::string error = hvd::rank() == 0
+                                ? mismatch_of([&] { hvd::DistributedDataParallel more(net); })
+                                : mismatch_of([&] { hvd::barrier(); });
   CAPTURE(error);
-  CHECK(error.find(std::string("; rank") + (hvd::size() == 2 ? " 1 waits for barrier '" : "s 1")) != std::string::npos);
+  CHECK(error.find(std::string("; rank") + (hvd::size() == 2 ? " 1 waits for barrier '" : "s 1")) !=
+        std::string::npos);
   CHECK(error.find("rank 0 waits for ") != std::string::npos);
   CHECK_FALSE(hvd::any(false));
   // Rank 0 is one wrapper ahead now, which those of the tests to come are not to be.

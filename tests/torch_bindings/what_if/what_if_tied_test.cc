@@ -12,7 +12,9 @@ using hvd::DistributedOptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 using torch::optim::SGD, torch::optim::SGDOptions;
 
-TEST_CASE("what happens if I tie two weights: they are reduced once and stepped as in one process, by every optimizer, sharded too") {
+TEST_CASE(
+    "what happens if I tie two weights: they are reduced once and stepped as in one process, by "
+    "every optimizer, sharded too") {
   with_and_without_one_copy();
   for (const auto& kind : torch_optimizers()) {
     for (const bool shard : {false, true}) {
@@ -22,9 +24,13 @@ TEST_CASE("what happens if I tie two weights: they are reduced once and stepped 
         CAPTURE(named);
         TiedNet net, alone;
         const auto wrapped = kind.make(net.parameters()), plain = kind.make(alone.parameters());
-        REQUIRE(wrapped->param_groups()[0].params().size() == 4);  // LibTorch lists the weight twice
-        const auto names = named ? net.named_parameters() : torch::OrderedDict<std::string, at::Tensor>();
-        DistributedOptimizer optimizer(*wrapped, names, {.shard_optimizer_state = shard, .share_parameters = shard && one_copy});
+        // LibTorch lists the weight twice
+        REQUIRE(wrapped->param_groups()[0].params().size() == 4);
+        const auto names =
+            named ? net.named_parameters() : torch::OrderedDict<std::string, at::Tensor>();
+        DistributedOptimizer optimizer(
+            *wrapped, names,
+            {.shard_optimizer_state = shard, .share_parameters = shard && one_copy});
         for (int step = 0; step < 3; ++step) {
           const auto before = hvd::stats().tensors_submitted;
           optimizer.zero_grad();
@@ -42,7 +48,9 @@ TEST_CASE("what happens if I tie two weights: they are reduced once and stepped 
   }
 }
 
-TEST_CASE("what happens if I save tied weights' optimizer and load it: it goes on as if it had not stopped, sharded or not") {
+TEST_CASE(
+    "what happens if I save tied weights' optimizer and load it: it goes on as if it had not "
+    "stopped, sharded or not") {
   with_and_without_one_copy();
   for (const auto& kind : torch_optimizers()) {
     for (const bool shard : {false, true}) {
@@ -50,8 +58,9 @@ TEST_CASE("what happens if I save tied weights' optimizer and load it: it goes o
       CAPTURE(shard);
       TiedNet net;
       const auto wrapped = kind.make(net.parameters());
-      DistributedOptimizer optimizer(*wrapped, net.named_parameters(),
-                                     {.shard_optimizer_state = shard, .share_parameters = shard && one_copy});
+      DistributedOptimizer optimizer(
+          *wrapped, net.named_parameters(),
+          {.shard_optimizer_state = shard, .share_parameters = shard && one_copy});
       for (int step = 0; step < 2; ++step) step_together(net, optimizer, step);
       std::stringstream state;
       torch::save(optimizer, state);
@@ -62,7 +71,8 @@ TEST_CASE("what happens if I save tied weights' optimizer and load it: it goes o
         for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
       }
       const auto fresh = kind.make(resumed.parameters());
-      DistributedOptimizer loaded(*fresh, resumed.named_parameters(), {.shard_optimizer_state = !shard});
+      DistributedOptimizer loaded(*fresh, resumed.named_parameters(),
+                                  {.shard_optimizer_state = !shard});
       torch::load(loaded, state);
       hvd::broadcast_optimizer_state(loaded, hvd::size() - 1);
       for (int step = 2; step < 4; ++step) {
@@ -74,7 +84,8 @@ TEST_CASE("what happens if I save tied weights' optimizer and load it: it goes o
   }
 }
 
-TEST_CASE("what happens if a message names a tied weight: it has all its names, the same on all ranks") {
+TEST_CASE(
+    "what happens if a message names a tied weight: it has all its names, the same on all ranks") {
   if (hvd::size() > 1) {
     TiedNet net(last() ? 41 : 40);
     SGD wrapped(net.parameters(), SGDOptions(0.1));
@@ -85,19 +96,25 @@ TEST_CASE("what happens if a message names a tied weight: it has all its names, 
     CHECK(contains(text, "decoder.weight = embedding.weight"));
   }
   TiedNet net;
-  std::vector<OptimizerParamGroup> groups{OptimizerParamGroup({net.embedding->weight, net.hidden->weight}),
-                                          OptimizerParamGroup({net.decoder->weight})};
+  std::vector<OptimizerParamGroup> groups{
+      OptimizerParamGroup({net.embedding->weight, net.hidden->weight}),
+      OptimizerParamGroup({net.decoder->weight})};
   SGD twice(groups, SGDOptions(0.1));
-  const std::string text = error_of<hvd::InvalidArgument>([&] { DistributedOptimizer(twice, net.named_parameters()); });
+  const std::string text =
+      error_of<hvd::InvalidArgument>([&] { DistributedOptimizer(twice, net.named_parameters()); });
   INFO(text);
   CHECK(contains(text, "decoder.weight = embedding.weight"));
   CHECK(contains(text, "two groups"));
 }
 
-TEST_CASE("what happens if I list a tied weight twice in a group of gradients, or types together: it counts once, types travel apart") {
+TEST_CASE(
+    "what happens if I list a tied weight twice in a group of gradients, or types together: it "
+    "counts once, types travel apart") {
   TiedNet net, alone;
-  SGD wrapped(net.parameters(), SGDOptions(0.1).momentum(0.9)), plain(alone.parameters(), SGDOptions(0.1).momentum(0.9));
-  DistributedOptimizer optimizer(wrapped, net.named_parameters(), {.groups = std::vector<Parameters>{net.parameters()}});
+  SGD wrapped(net.parameters(), SGDOptions(0.1).momentum(0.9)),
+      plain(alone.parameters(), SGDOptions(0.1).momentum(0.9));
+  DistributedOptimizer optimizer(wrapped, net.named_parameters(),
+                                 {.groups = std::vector<Parameters>{net.parameters()}});
   for (int step = 0; step < 2; ++step) {
     step_together(net, optimizer, step);
     step_alone(alone, plain, step);
@@ -117,10 +134,12 @@ TEST_CASE("what happens if I list a tied weight twice in a group of gradients, o
         options.groups = 2;
       DistributedOptimizer together(sgd, {}, options);
       together.zero_grad();
-      for (auto& parameter : mixed) (parameter.to(kDouble) * data({3, 5}, kDouble, hvd::rank())).sum().backward();
+      for (auto& parameter : mixed)
+        (parameter.to(kDouble) * data({3, 5}, kDouble, hvd::rank())).sum().backward();
       together.synchronize();
       for (const auto& parameter : mixed) {
-        const at::Tensor mean = reduced(all_data({3, 5}, kDouble, everyone()), hvd::ReduceOp::Average);
+        const at::Tensor mean =
+            reduced(all_data({3, 5}, kDouble, everyone()), hvd::ReduceOp::Average);
         CHECK(torch::allclose(parameter.grad().to(kDouble), mean, 1e-2, 1e-2));
         CHECK(same_on_all_ranks(parameter.grad()));
       }
@@ -131,7 +150,8 @@ TEST_CASE("what happens if I list a tied weight twice in a group of gradients, o
 
 TEST_CASE("what happens if I scale the loss of tied weights: their gradient is unscaled once") {
   TiedNet net, alone;
-  SGD wrapped(net.parameters(), SGDOptions(0.1).momentum(0.9)), plain(alone.parameters(), SGDOptions(0.1).momentum(0.9));
+  SGD wrapped(net.parameters(), SGDOptions(0.1).momentum(0.9)),
+      plain(alone.parameters(), SGDOptions(0.1).momentum(0.9));
   DistributedOptimizer optimizer(wrapped, net.named_parameters());
   hvd::GradScaler scaler({.init_scale = 8});
   for (int step = 0; step < 2; ++step) {

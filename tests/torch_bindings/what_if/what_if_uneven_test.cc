@@ -13,24 +13,31 @@ using namespace hvd::test;
 using namespace hvd::test::norm_net;
 using hvd::DistributedDataParallel;
 
-// ------------------------------------------------------------------------------------------------------- uneven numbers of batches
+// ----------------------------------------------------------------------- uneven numbers of batches
 
 /// Rank r has so many batches.
-int batches(int rank, bool last_has_least) { return 2 + (last_has_least ? hvd::size() - 1 - rank : rank); }
+int batches(int rank, bool last_has_least) {
+  return 2 + (last_has_least ? hvd::size() - 1 - rank : rank);
+}
 int most_batches() { return 1 + hvd::size(); }
 
-TEST_CASE("what happens if ranks have different numbers of batches, with join(): those that have ended count as zeros") {
+TEST_CASE(
+    "what happens if ranks have different numbers of batches, with join(): those that have ended "
+    "count as zeros") {
   for (const bool last_has_least : {false, true}) {
     for (const bool divide_by_all : {true, false}) {
       Sequential net = model(false);
       Sequential alone = model(false);
       Ddp ddp(net);
-      const auto make = [](Sequential& of) { return torch::optim::SGD(of->parameters(), torch::optim::SGDOptions(0.005).momentum(0.9)); };
+      const auto make = [](Sequential& of) {
+        return torch::optim::SGD(of->parameters(), torch::optim::SGDOptions(0.005).momentum(0.9));
+      };
       auto optimizer = make(net);
       auto reference = make(alone);
       for (int epoch = 0; epoch < 2; ++epoch) {
         {
-          auto guard = ddp.join({.divide_by_initial_world_size = divide_by_all, .optimizer = &optimizer});
+          auto guard =
+              ddp.join({.divide_by_initial_world_size = divide_by_all, .optimizer = &optimizer});
           for (int step = 0; step < batches(hvd::rank(), last_has_least); ++step) {
             optimizer.zero_grad();
             loss(ddp, hvd::rank(), step).backward();
@@ -56,7 +63,9 @@ TEST_CASE("what happens if ranks have different numbers of batches, with join():
   }
 }
 
-TEST_CASE("what happens in join() with batch norm: statistics are those of the first rank that still trains, in the end of the last one") {
+TEST_CASE(
+    "what happens in join() with batch norm: statistics are those of the first rank that still "
+    "trains, in the end of the last one") {
   for (const bool last_has_least : {false, true}) {
     Sequential net = model(true);
     Ddp ddp(net);
@@ -85,7 +94,9 @@ TEST_CASE("what happens in join() with batch norm: statistics are those of the f
   }
 }
 
-TEST_CASE("what happens if a rank in join() has no batch at all, or all have equally many: it is as it should be") {
+TEST_CASE(
+    "what happens if a rank in join() has no batch at all, or all have equally many: it is as it "
+    "should be") {
   for (const bool none : {false, true}) {
     Sequential net = model(true);
     Ddp ddp(net);
@@ -104,7 +115,9 @@ TEST_CASE("what happens if a rank in join() has no batch at all, or all have equ
   }
 }
 
-TEST_CASE("what happens if ranks have different numbers of batches with DistributedOptimizer: optimizer.join() does the same") {
+TEST_CASE(
+    "what happens if ranks have different numbers of batches with DistributedOptimizer: "
+    "optimizer.join() does the same") {
   for (const bool divide_by_all : {true, false}) {
     Sequential net = model(false);
     Sequential alone = model(false);
@@ -138,9 +151,12 @@ TEST_CASE("what happens if ranks have different numbers of batches with Distribu
   }
 }
 
-TEST_CASE("what happens if I add a group to an optimizer in join(): it is joined, too; ranks that differ in it hear so in the end") {
+TEST_CASE(
+    "what happens if I add a group to an optimizer in join(): it is joined, too; ranks that differ "
+    "in it hear so in the end") {
   for (const bool divide_by_all : {true, false}) {
-    at::Tensor first = torch::zeros({4}, torch::requires_grad()), later = torch::zeros({4}, torch::requires_grad());
+    at::Tensor first = torch::zeros({4}, torch::requires_grad()),
+               later = torch::zeros({4}, torch::requires_grad());
     torch::optim::SGD sgd({first}, torch::optim::SGDOptions(1).momentum(0.5));
     hvd::DistributedOptimizer optimizer(sgd);
     const auto train = [&](int steps) {
@@ -161,7 +177,8 @@ TEST_CASE("what happens if I add a group to an optimizer in join(): it is joined
     CHECK(torch::equal(first, later));
     CHECK(same_on_all_ranks(later));
   }
-  at::Tensor first = torch::zeros({4}, torch::requires_grad()), later = torch::zeros({4}, torch::requires_grad());
+  at::Tensor first = torch::zeros({4}, torch::requires_grad()),
+             later = torch::zeros({4}, torch::requires_grad());
   torch::optim::SGD sgd({first}, 1.0);
   hvd::DistributedOptimizer optimizer(sgd);
   const auto only_after_some_have_ended = [&] {
@@ -170,7 +187,8 @@ TEST_CASE("what happens if I add a group to an optimizer in join(): it is joined
       optimizer.zero_grad();
       (first + later).sum().backward();
       optimizer.step();
-      if (step == 0 && hvd::rank() != 0) optimizer.add_param_group(torch::optim::OptimizerParamGroup({later}));
+      if (step == 0 && hvd::rank() != 0)
+        optimizer.add_param_group(torch::optim::OptimizerParamGroup({later}));
     }
   };
   const std::string text = error_of<hvd::Mismatch>(only_after_some_have_ended);
@@ -178,7 +196,9 @@ TEST_CASE("what happens if I add a group to an optimizer in join(): it is joined
   CHECK(contains(text, hvd::size() == 1 ? "(no error)" : "added"));
 }
 
-TEST_CASE("what happens if one rank has changed a gradient under way in join() and catches the error: those that train hear of it") {
+TEST_CASE(
+    "what happens if one rank has changed a gradient under way in join() and catches the error: "
+    "those that train hear of it") {
   const int culprit = hvd::size() - 1;
   for (const int at_step : {0, 1, batches(culprit, false) - 1}) {
     Sequential net = model(false);
@@ -200,22 +220,31 @@ TEST_CASE("what happens if one rank has changed a gradient under way in join() a
         }
       }
     }
-    // It has not made the step that the others have made: in each one that they make together they hear so, until the guard's end.
-    const auto steps_after = [&](int rank) { return std::max(0, batches(rank, false) - at_step - 1); };
+    // It has not made the step that the others have made: in each one that they make together they
+    // hear so, until the guard's end.
+    const auto steps_after = [&](int rank) {
+      return std::max(0, batches(rank, false) - at_step - 1);
+    };
     int of_others = 0;
-    for (const int rank : everyone()) of_others = std::max(of_others, rank == culprit ? 0 : steps_after(rank));
+    for (const int rank : everyone())
+      of_others = std::max(of_others, rank == culprit ? 0 : steps_after(rank));
     CHECK(refused == (hvd::rank() == culprit && hvd::size() > 1 ? 1 : 0));
-    CHECK(heard == std::min(steps_after(hvd::rank()), hvd::rank() == culprit ? of_others : steps_after(culprit)));
+    CHECK(heard == std::min(steps_after(hvd::rank()),
+                            hvd::rank() == culprit ? of_others : steps_after(culprit)));
     CHECK(is_same_on_all_ranks(*net));
   }
 }
 
-TEST_CASE("what happens if I use LBFGS in join(): its loss, as its gradients, is that of the ranks that still train") {
+TEST_CASE(
+    "what happens if I use LBFGS in join(): its loss, as its gradients, is that of the ranks that "
+    "still train") {
   for (const bool divide_by_all : {true, false}) {
     Sequential net = model(false);
     Sequential alone = model(false);
     const auto make = [](Sequential& of) {
-      return torch::optim::LBFGS(of->parameters(), torch::optim::LBFGSOptions(0.5).max_iter(3).line_search_fn("strong_wolfe"));
+      return torch::optim::LBFGS(
+          of->parameters(),
+          torch::optim::LBFGSOptions(0.5).max_iter(3).line_search_fn("strong_wolfe"));
     };
     auto lbfgs = make(net);
     auto reference = make(alone);
@@ -249,7 +278,9 @@ TEST_CASE("what happens if I use LBFGS in join(): its loss, as its gradients, is
   }
 }
 
-TEST_CASE("what happens if one rank leaves join() by an exception: the others get RankFailed, and nobody waits for good") {
+TEST_CASE(
+    "what happens if one rank leaves join() by an exception: the others get RankFailed, and nobody "
+    "waits for good") {
   struct Own : std::runtime_error {
     using std::runtime_error::runtime_error;
   };
@@ -267,10 +298,11 @@ TEST_CASE("what happens if one rank leaves join() by an exception: the others ge
           if (hvd::rank() == culprit && step == at_step && !in_backward) throw Own("no file");
           const at::Tensor value = loss(ddp, hvd::rank(), step);
           if (hvd::rank() == culprit && step == at_step) {
-            net->ptr(0)->as<Linear>()->weight.register_hook([](const at::Tensor& gradient) -> at::Tensor {
-              throw Own("in backward");
-              return gradient;
-            });
+            net->ptr(0)->as<Linear>()->weight.register_hook(
+                [](const at::Tensor& gradient) -> at::Tensor {
+                  throw Own("in backward");
+                  return gradient;
+                });
             value.backward();
           }
           value.backward();
@@ -298,7 +330,9 @@ TEST_CASE("what happens if one rank leaves join() by an exception: the others ge
   }
 }
 
-TEST_CASE("what join() refuses: SyncBatchNorm, sharded optimizers, compressions with a memory, a second guard") {
+TEST_CASE(
+    "what join() refuses: SyncBatchNorm, sharded optimizers, compressions with a memory, a second "
+    "guard") {
   with_and_without_one_copy();
   const bool alone = hvd::size() == 1;
   const auto refused = [&](const auto& call, const std::string& part) {
@@ -317,15 +351,19 @@ TEST_CASE("what join() refuses: SyncBatchNorm, sharded optimizers, compressions 
   }
   torch::optim::SGD sgd(other->parameters(), 0.1);
   {
-    hvd::DistributedOptimizer sharded(sgd, other->named_parameters(), {.shard_optimizer_state = true, .share_parameters = one_copy});
+    hvd::DistributedOptimizer sharded(
+        sgd, other->named_parameters(),
+        {.shard_optimizer_state = true, .share_parameters = one_copy});
     refused([&] { const auto guard = sharded.join(); }, "sharded");
   }
   hvd::DistributedOptimizer optimizer(sgd, other->named_parameters());
   const auto guard = optimizer.join();
-  CHECK(contains(error_of<hvd::InvalidArgument>([&] { const auto second = optimizer.join(); }), "join()"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { const auto second = optimizer.join(); }),
+                 "join()"));
 }
 
-TEST_CASE("what happens if two models are in join() at once: each goes on with the ranks that are left") {
+TEST_CASE(
+    "what happens if two models are in join() at once: each goes on with the ranks that are left") {
   Sequential one = model(true), two = model(false);
   Ddp first(one), second(two);
   torch::optim::SGD of_first(one->parameters(), 0.01), of_second(two->parameters(), 0.01);
@@ -346,7 +384,8 @@ TEST_CASE("what happens if two models are in join() at once: each goes on with t
 }
 
 TEST_CASE("what happens in join() in a set of some ranks: the others are not asked") {
-  const std::vector<int> ranks = hvd::size() > 2 ? std::vector<int>{1, hvd::size() - 1} : everyone();
+  const std::vector<int> ranks =
+      hvd::size() > 2 ? std::vector<int>{1, hvd::size() - 1} : everyone();
   const auto set = hvd::add_process_set(ranks);
   if (set.included()) {
     Sequential net = model(true);
@@ -364,12 +403,15 @@ TEST_CASE("what happens in join() in a set of some ranks: the others are not ask
       const at::Tensor all = hvd::allgather(tensor.detach().reshape({1, -1}), {.process_set = set});
       CHECK(torch::equal(all[0], all[all.size(0) - 1]));
     }
-    CHECK(norm_of(net)->num_batches_tracked.item<std::int64_t>() == 1 + static_cast<std::int64_t>(ranks.size()));
+    CHECK(norm_of(net)->num_batches_tracked.item<std::int64_t>() ==
+          1 + static_cast<std::int64_t>(ranks.size()));
   }
   hvd::remove_process_set(set);
 }
 
-TEST_CASE("what happens in join() with sparse gradients: made dense they work; sparse, every rank hears that they do not") {
+TEST_CASE(
+    "what happens in join() with sparse gradients: made dense they work; sparse, every rank hears "
+    "that they do not") {
   for (const bool dense : {true, false}) {
     torch::nn::Embedding table(torch::nn::EmbeddingOptions(7, 3).sparse(true));
     table->to(kDouble);

@@ -37,7 +37,8 @@ at::Tensor plain_mean() {
 }
 
 struct Training {
-  explicit Training(const DistributedOptimizerOptions& options = {}) : optimizer(*plain, net->named_parameters(), options) {}
+  explicit Training(const DistributedOptimizerOptions& options = {})
+      : optimizer(*plain, net->named_parameters(), options) {}
   void backward(int step = 0) {
     optimizer.zero_grad();
     small_loss(net, hvd::rank(), step).backward();
@@ -47,23 +48,30 @@ struct Training {
   DistributedOptimizer optimizer;
 };
 
-TEST_CASE("what happens if I set a weight that is none: InvalidArgument, and the step is as if I had not") {
+TEST_CASE(
+    "what happens if I set a weight that is none: InvalidArgument, and the step is as if I had "
+    "not") {
   Training one;
   for (const double weight : {-1.0, std::nan(""), std::numeric_limits<double>::infinity(), 1e17})
-    CHECK(contains(error_of<InvalidArgument>([&] { one.optimizer.set_weight(weight); }), "rows or tokens"));
+    CHECK(contains(error_of<InvalidArgument>([&] { one.optimizer.set_weight(weight); }),
+                   "rows or tokens"));
   one.backward();
   one.optimizer.step();
   CHECK(difference(flat(one.net), plain_mean()) < 1e-12);
 }
 
-TEST_CASE("what happens if I set weights with Sum or Adasum: InvalidArgument on every rank that does") {
+TEST_CASE(
+    "what happens if I set weights with Sum or Adasum: InvalidArgument on every rank that does") {
   for (const auto op : {hvd::ReduceOp::Sum, hvd::ReduceOp::Adasum}) {
     Training one({.op = op});
-    CHECK(contains(error_of<InvalidArgument>([&] { one.optimizer.set_weight(3); }), "ReduceOp::Average"));
+    CHECK(contains(error_of<InvalidArgument>([&] { one.optimizer.set_weight(3); }),
+                   "ReduceOp::Average"));
   }
 }
 
-TEST_CASE("what happens if only one rank sets a weight: a Mismatch on all ranks that names it, whatever else is set; then all is well") {
+TEST_CASE(
+    "what happens if only one rank sets a weight: a Mismatch on all ranks that names it, whatever "
+    "else is set; then all is well") {
   std::vector<DistributedOptimizerOptions> all;
   all.push_back({});
   all.push_back({.groups = 3});
@@ -106,7 +114,9 @@ TEST_CASE("what happens if only one rank sets a weight: a Mismatch on all ranks 
   }
 }
 
-TEST_CASE("what happens if only one rank sets a weight, and I reduce again without a new backward pass: as if it had not failed") {
+TEST_CASE(
+    "what happens if only one rank sets a weight, and I reduce again without a new backward pass: "
+    "as if it had not failed") {
   if (hvd::size() == 1) return;
   Training one;
   one.optimizer.zero_grad();
@@ -118,7 +128,9 @@ TEST_CASE("what happens if only one rank sets a weight, and I reduce again witho
   CHECK(difference(flat(one.net), weighted([](int rank) { return rank + 1.0; })) < 1e-12);
 }
 
-TEST_CASE("what happens if a weighted round fails: Mismatch on all, and gradients are as backward has left them") {
+TEST_CASE(
+    "what happens if a weighted round fails: Mismatch on all, and gradients are as backward has "
+    "left them") {
   if (hvd::size() == 1) return;
   const auto type = last() ? at::kFloat : kDouble;
   for (const bool views : {true, false}) {
@@ -130,15 +142,21 @@ TEST_CASE("what happens if a weighted round fails: Mismatch on all, and gradient
     CHECK(contains(error_of<Mismatch>([&] { optimizer.step(); }), "float64"));
     small_loss(alone, hvd::rank(), 0).backward();
     for (std::size_t i = 0; i < net->parameters().size(); ++i)
-      CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < (last() ? 1e-6 : 1e-12));
+      CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) <
+            (last() ? 1e-6 : 1e-12));
   }
 }
 
-TEST_CASE("what happens if only one rank sets a weight of a DistributedDataParallel: a Mismatch on all, and the next pass is a plain one") {
+TEST_CASE(
+    "what happens if only one rank sets a weight of a DistributedDataParallel: a Mismatch on all, "
+    "and the next pass is a plain one") {
   Sequential net = small_model();
   hvd::DistributedDataParallel ddp(net);
   CHECK(contains(error_of<InvalidArgument>([&] { ddp.set_weight(-1); }), "rows or tokens"));
-  const auto pass = [&] { torch::mse_loss(ddp(data({5, 6}, kDouble, hvd::rank())), data({5, 3}, kDouble, hvd::rank(), 1)).backward(); };
+  const auto pass = [&] {
+    torch::mse_loss(ddp(data({5, 6}, kDouble, hvd::rank())), data({5, 3}, kDouble, hvd::rank(), 1))
+        .backward();
+  };
   if (hvd::size() > 1) {
     if (last()) ddp.set_weight(3);
     const std::string text = error_of<Mismatch>(pass);
@@ -150,20 +168,25 @@ TEST_CASE("what happens if only one rank sets a weight of a DistributedDataParal
   CHECK(difference(flat(net), plain_mean()) < 1e-12);
 }
 
-TEST_CASE("what happens if I set the weight after backward() or after synchronize(): InvalidArgument that says when to; the step goes on") {
+TEST_CASE(
+    "what happens if I set the weight after backward() or after synchronize(): InvalidArgument "
+    "that says when to; the step goes on") {
   Training one;
   one.backward();
-  CHECK(contains(error_of<InvalidArgument>([&] { one.optimizer.set_weight(2); }), "before the step's first backward()"));
+  CHECK(contains(error_of<InvalidArgument>([&] { one.optimizer.set_weight(2); }),
+                 "before the step's first backward()"));
   one.optimizer.synchronize();
   CHECK(contains(error_of<InvalidArgument>([&] { one.optimizer.set_weight(2); }), "after step()"));
   one.optimizer.step();
   CHECK(difference(flat(one.net), plain_mean()) < 1e-12);
   Training two({.backward_passes_per_step = 2});
   two.backward();
-  CHECK(contains(error_of<InvalidArgument>([&] { two.optimizer.set_weight(2); }), "all rows or tokens of the step"));
+  CHECK(contains(error_of<InvalidArgument>([&] { two.optimizer.set_weight(2); }),
+                 "all rows or tokens of the step"));
 }
 
-TEST_CASE("what happens if I set the weight once: it is that of one step; the next is a plain average") {
+TEST_CASE(
+    "what happens if I set the weight once: it is that of one step; the next is a plain average") {
   Training one;
   one.optimizer.set_weight(hvd::rank() + 1);
   one.backward();
@@ -191,7 +214,8 @@ TEST_CASE("what happens if I set the weight once: it is that of one step; the ne
 }
 
 TEST_CASE("what happens if all ranks say 0: the gradients are zeros, and no NaN") {
-  for (const auto& compression : {hvd::Compression::none(), hvd::Compression::fp16(), hvd::Compression::int8()}) {
+  for (const auto& compression :
+       {hvd::Compression::none(), hvd::Compression::fp16(), hvd::Compression::int8()}) {
     Training one({.compression = compression});
     one.optimizer.zero_grad();
     one.optimizer.set_weight(0);
@@ -204,17 +228,23 @@ TEST_CASE("what happens if all ranks say 0: the gradients are zeros, and no NaN"
   }
 }
 
-TEST_CASE("what happens if a rank with weight 0 has made no backward pass: it counts as one whose gradients are thrown away") {
+TEST_CASE(
+    "what happens if a rank with weight 0 has made no backward pass: it counts as one whose "
+    "gradients are thrown away") {
   Training one;
   one.optimizer.zero_grad();
   const bool idle = last() && hvd::size() > 1;
   one.optimizer.set_weight(idle ? 0 : 2);
   if (!idle) small_loss(one.net, hvd::rank(), 0).backward();
   one.optimizer.step();
-  CHECK(difference(flat(one.net), weighted([](int rank) { return rank == hvd::size() - 1 && rank > 0 ? 0.0 : 2.0; })) < 1e-12);
+  CHECK(difference(flat(one.net), weighted([](int rank) {
+                     return rank == hvd::size() - 1 && rank > 0 ? 0.0 : 2.0;
+                   })) < 1e-12);
 }
 
-TEST_CASE("what happens if I clip with weights: the weighted mean of all ranks is clipped, and not reduced again") {
+TEST_CASE(
+    "what happens if I clip with weights: the weighted mean of all ranks is clipped, and not "
+    "reduced again") {
   Training one;
   one.optimizer.set_weight(hvd::rank() + 1);
   one.backward();
@@ -224,7 +254,9 @@ TEST_CASE("what happens if I clip with weights: the weighted mean of all ranks i
   CHECK(difference(flat(one.net), weighted([](int rank) { return rank + 1.0; })) < 1e-12);
 }
 
-TEST_CASE("what happens if I throw gradients away after set_weight(): the weight stays for the step that is made") {
+TEST_CASE(
+    "what happens if I throw gradients away after set_weight(): the weight stays for the step that "
+    "is made") {
   Training one;
   one.optimizer.set_weight(hvd::rank() + 1);
   one.backward(1);
@@ -234,7 +266,8 @@ TEST_CASE("what happens if I throw gradients away after set_weight(): the weight
 }
 
 TEST_CASE(
-    "what happens if I call backward() again after synchronize() with weights: what has come since is averaged with the same weights") {
+    "what happens if I call backward() again after synchronize() with weights: what has come since "
+    "is averaged with the same weights") {
   Training one;
   const auto weight = [](int rank) { return rank + 1.0; };
   one.optimizer.set_weight(weight(hvd::rank()));
@@ -254,7 +287,9 @@ TEST_CASE(
   CHECK(difference(flat(one.net), flat(alone)) < 1e-12);
 }
 
-TEST_CASE("what happens if I set a weight in a step that synchronizes by itself (skip_synchronize): it ends with that step") {
+TEST_CASE(
+    "what happens if I set a weight in a step that synchronizes by itself (skip_synchronize): it "
+    "ends with that step") {
   Training one;
   one.optimizer.set_weight(hvd::rank() + 1);
   one.backward();
@@ -269,7 +304,9 @@ TEST_CASE("what happens if I set a weight in a step that synchronizes by itself 
   CHECK(same_on_all_ranks(flat(one.net)));
 }
 
-TEST_CASE("what happens if ranks take different branches of a model with weights: a missing gradient counts as zeros, with its weight") {
+TEST_CASE(
+    "what happens if ranks take different branches of a model with weights: a missing gradient "
+    "counts as zeros, with its weight") {
   Sequential net = small_model();
   torch::manual_seed(2);
   torch::nn::Linear extra(3, 1);
@@ -287,7 +324,9 @@ TEST_CASE("what happens if ranks take different branches of a model with weights
   CHECK(extra->bias.grad().item<double>() == doctest::Approx(2 / all));
 }
 
-TEST_CASE("what happens if a group that came later has a gradient on one rank alone, with weights: the others count as zeros there") {
+TEST_CASE(
+    "what happens if a group that came later has a gradient on one rank alone, with weights: the "
+    "others count as zeros there") {
   Sequential net = small_model();
   torch::manual_seed(2);
   torch::nn::Linear extra(3, 1);
@@ -310,7 +349,8 @@ TEST_CASE("what happens if a group that came later has a gradient on one rank al
   optimizer.step();
   for (int number = 2; number < 5; ++number) {
     step(number, last());
-    CHECK(extra->bias.grad().item<double>() == doctest::Approx(4.0 / (hvd::size() + 1)));  // 2 size / (size (size + 1) / 2)
+    // 2 size / (size (size + 1) / 2)
+    CHECK(extra->bias.grad().item<double>() == doctest::Approx(4.0 / (hvd::size() + 1)));
     optimizer.step();
   }
   // Each rank has what the others have not.
@@ -324,7 +364,9 @@ TEST_CASE("what happens if a group that came later has a gradient on one rank al
     }
     optimizer.synchronize();
     CHECK(net->parameters()[0].grad().defined());
-    if (hvd::size() > 1) CHECK(extra->bias.grad().item<double>() == doctest::Approx(2.0 * (hvd::size() - 1) / hvd::size()));
+    if (hvd::size() > 1)
+      CHECK(extra->bias.grad().item<double>() ==
+            doctest::Approx(2.0 * (hvd::size() - 1) / hvd::size()));
     optimizer.step();
   }
   CHECK(same_on_all_ranks(flat(net)));

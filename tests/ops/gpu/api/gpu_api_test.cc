@@ -1,4 +1,5 @@
-// The table on host memory refuses what CUDA refuses: what is launched, recorded or allocated while another device is current.
+// The table on host memory refuses what CUDA refuses: what is launched, recorded or allocated while
+// another device is current.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -42,27 +43,40 @@ TEST_CASE("host table: what belongs to a device is refused while another one is 
     std::function<bool(Second&)> call;  ///< whether it was accepted
   };
   const std::vector<Case> cases{
-      {"a copy", [&](Second& on) { return on.device.table().batched_copy(copy, on.stream) == CudaCode::Success; }},
+      {"a copy",
+       [&](Second& on) {
+         return on.device.table().batched_copy(copy, on.stream) == CudaCode::Success;
+       }},
       {"a mark",
        [&](Second& on) {
-         return on.device.table().poison({.items = outputs, .mark = mark, .dtype = DataType::Float32}, on.stream) == CudaCode::Success;
+         return on.device.table().poison(
+                    {.items = outputs, .mark = mark, .dtype = DataType::Float32}, on.stream) ==
+                CudaCode::Success;
        }},
-      {"cudaEventRecord", [&](Second& on) { return on.device.table().event_record(on.event, on.stream) == CudaCode::Success; }},
+      {"cudaEventRecord",
+       [&](Second& on) {
+         return on.device.table().event_record(on.event, on.stream) == CudaCode::Success;
+       }},
       {"cudaEventRecord of an event made there",
        [&](Second& on) {
          REQUIRE(on.device.table().event_create(&elsewhere) == CudaCode::Success);
          REQUIRE(on.device.table().set_device(1) == CudaCode::Success);
          return on.device.table().event_record(elsewhere, on.stream) == CudaCode::Success;
        }},
-      {"cudaMalloc", [&](Second& on) { return on.device.table().device_malloc(&memory, 64) == CudaCode::Success; }},
-      {"ncclMemAlloc", [&](Second& on) { return on.device.table().mem_alloc(&memory, 64) == NcclCode::Success; }},
+      {"cudaMalloc",
+       [&](Second& on) {
+         return on.device.table().device_malloc(&memory, 64) == CudaCode::Success;
+       }},
+      {"ncclMemAlloc",
+       [&](Second& on) { return on.device.table().mem_alloc(&memory, 64) == NcclCode::Success; }},
   };
   for (const Case& tried : cases) {
     CAPTURE(tried.what);
     for (const bool right : {true, false}) {
       CAPTURE(right);
       Second on;
-      REQUIRE(on.device.table().host_malloc(reinterpret_cast<void**>(&mark), 4) == CudaCode::Success);
+      REQUIRE(on.device.table().host_malloc(reinterpret_cast<void**>(&mark), 4) ==
+              CudaCode::Success);
       REQUIRE(on.device.table().set_device(right ? 1 : 0) == CudaCode::Success);
       const bool accepted = tried.call(on);
       const bool refused = !accepted || !on.cluster.misuses().empty();

@@ -1,5 +1,6 @@
-// The virtual GPU of the tests (tests/support/gpu/host_gpu_api.h) notices what it must: uses of memory without an order, memory that is
-// poison or gone, calls on the wrong device; and its schedules differ in what they may differ in.
+// The virtual GPU of the tests (tests/support/gpu/host_gpu_api.h) notices what it must: uses of
+// memory without an order, memory that is poison or gone, calls on the wrong device; and its
+// schedules differ in what they may differ in.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -35,7 +36,9 @@ struct Bench {
     device.table().event_record(events.back(), streams.at(stream));
     return events.back();
   }
-  void wait(std::size_t stream, CudaEvent* event) { device.table().stream_wait_event(streams.at(stream), event); }
+  void wait(std::size_t stream, CudaEvent* event) {
+    device.table().stream_wait_event(streams.at(stream), event);
+  }
   void synchronize(CudaEvent* event) {
     while (device.table().event_query(event) == CudaCode::NotReady) continue;
   }
@@ -45,7 +48,8 @@ struct Bench {
   /// Whether there is one error, which has both names.
   bool names(std::string_view one, std::string_view other) {
     const auto errors = cluster.order().errors();
-    return errors.size() == 1 && errors.front().find(one) != std::string::npos && errors.front().find(other) != std::string::npos;
+    return errors.size() == 1 && errors.front().find(one) != std::string::npos &&
+           errors.front().find(other) != std::string::npos;
   }
   float first(std::size_t piece) const {
     float value = 0;
@@ -59,15 +63,18 @@ struct Bench {
   std::array<CudaStream*, 3> streams{};
   std::array<void*, 3> memory{};
   std::vector<CudaEvent*> events;
-  std::vector<float> ones = std::vector<float>(kBytes / sizeof(float), 1), twos = std::vector<float>(kBytes / sizeof(float), 2);
+  std::vector<float> ones = std::vector<float>(kBytes / sizeof(float), 1),
+                     twos = std::vector<float>(kBytes / sizeof(float), 2);
 };
 
-constexpr std::array kAll{Schedule::Kind::Delayed, Schedule::Kind::Late, Schedule::Kind::Random, Schedule::Kind::Eager,
-                          Schedule::Kind::Starved};
+constexpr std::array kAll{Schedule::Kind::Delayed, Schedule::Kind::Late, Schedule::Kind::Random,
+                          Schedule::Kind::Eager, Schedule::Kind::Starved};
 
 }  // namespace
 
-TEST_CASE("virtual gpu: two uses without an order are an error that names both, whatever the data are and whichever ran first") {
+TEST_CASE(
+    "virtual gpu: two uses without an order are an error that names both, whatever the data are "
+    "and whichever ran first") {
   for (const auto kind : kAll) {
     CAPTURE(static_cast<int>(kind));
     SUBCASE("write and read") {
@@ -75,7 +82,8 @@ TEST_CASE("virtual gpu: two uses without an order are an error that names both, 
       bench.copy(0, bench.ones.data(), bench.memory[0]);
       bench.copy(1, bench.memory[0], bench.memory[1]);
       bench.synchronize();
-      CHECK(bench.names("cudaMemcpyAsync 1 on stream 0 of rank 0", "cudaMemcpyAsync 2 on stream 1 of rank 0"));
+      CHECK(bench.names("cudaMemcpyAsync 1 on stream 0 of rank 0",
+                        "cudaMemcpyAsync 2 on stream 1 of rank 0"));
     }
     SUBCASE("write and write, of the same bytes") {
       Bench bench(kind);
@@ -87,7 +95,8 @@ TEST_CASE("virtual gpu: two uses without an order are an error that names both, 
     SUBCASE("in a part only") {
       Bench bench(kind);
       bench.copy(0, bench.ones.data(), bench.memory[0]);
-      bench.device.table().memcpy_async(bench.memory[1], static_cast<std::byte*>(bench.memory[0]) + 60, 4, bench.streams[1]);
+      bench.device.table().memcpy_async(
+          bench.memory[1], static_cast<std::byte*>(bench.memory[0]) + 60, 4, bench.streams[1]);
       bench.synchronize();
       CHECK(bench.names("cudaMemcpyAsync 1", "cudaMemcpyAsync 2"));
     }
@@ -103,7 +112,8 @@ TEST_CASE("virtual gpu: two uses without an order are an error that names both, 
   }
 }
 
-TEST_CASE("virtual gpu: events order streams, one behind the other, and the host that has seen one") {
+TEST_CASE(
+    "virtual gpu: events order streams, one behind the other, and the host that has seen one") {
   for (const auto kind : kAll) {
     CAPTURE(static_cast<int>(kind));
     Bench bench(kind);
@@ -121,7 +131,9 @@ TEST_CASE("virtual gpu: events order streams, one behind the other, and the host
   }
 }
 
-TEST_CASE("virtual gpu: a wait is for the record that was there, not for a later one, nor for an event that is never recorded") {
+TEST_CASE(
+    "virtual gpu: a wait is for the record that was there, not for a later one, nor for an event "
+    "that is never recorded") {
   Bench bench;
   CudaEvent* const event = bench.record(0);
   bench.copy(0, bench.ones.data(), bench.memory[0]);
@@ -149,7 +161,9 @@ TEST_CASE("virtual gpu: a host thread knows what it has seen, or is told") {
   CHECK(bench.cluster.order().errors().size() == 1);
 }
 
-TEST_CASE("virtual gpu: memory is poison until it is written, and again when it was freed; who comes too late is named") {
+TEST_CASE(
+    "virtual gpu: memory is poison until it is written, and again when it was freed; who comes too "
+    "late is named") {
   Bench bench(Schedule::Kind::Late);
   std::vector<std::uint8_t> poison(sizeof(float), PoisonedMemory::kByte);
   CHECK(std::memcmp(bench.memory[0], poison.data(), poison.size()) == 0);
@@ -176,21 +190,27 @@ TEST_CASE("virtual gpu: memory is poison until it is written, and again when it 
     CHECK(eager.names("cudaMemcpyAsync 1", "cudaFree on rank 0"));
   }
   SUBCASE("beyond the end") {
-    bench.device.table().memcpy_async(bench.memory[1], bench.memory[0], Bench::kBytes + 1, bench.streams[0]);
+    bench.device.table().memcpy_async(bench.memory[1], bench.memory[0], Bench::kBytes + 1,
+                                      bench.streams[0]);
     bench.synchronize();
     CHECK(bench.cluster.order().errors().size() == 2);  // of both ranges
   }
 }
 
-TEST_CASE("virtual gpu: late runs what is asked for alone, eager everything, and a starved stream waits until it is asked for") {
+TEST_CASE(
+    "virtual gpu: late runs what is asked for alone, eager everything, and a starved stream waits "
+    "until it is asked for") {
   const auto runs = [](Schedule::Kind kind, std::uint64_t seed) {
     Bench bench(kind, seed);
-    for (std::size_t stream = 0; stream < 3; ++stream) bench.copy(stream, bench.ones.data(), bench.memory[stream]);
+    for (std::size_t stream = 0; stream < 3; ++stream)
+      bench.copy(stream, bench.ones.data(), bench.memory[stream]);
     std::string before;
-    for (std::size_t stream = 0; stream < 3; ++stream) before += bench.first(stream) == 1 ? 'x' : '.';
+    for (std::size_t stream = 0; stream < 3; ++stream)
+      before += bench.first(stream) == 1 ? 'x' : '.';
     bench.synchronize(bench.record(1));
     std::string after;
-    for (std::size_t stream = 0; stream < 3; ++stream) after += bench.first(stream) == 1 ? 'x' : '.';
+    for (std::size_t stream = 0; stream < 3; ++stream)
+      after += bench.first(stream) == 1 ? 'x' : '.';
     bench.synchronize();
     return before + " " + after;
   };
@@ -218,7 +238,8 @@ TEST_CASE("virtual gpu: a call that is left out succeeds and does nothing, and i
       bench.copy(1, bench.memory[0], bench.memory[1]);
       bench.synchronize();
       CHECK(bench.cluster.order().errors().size() == (number == 1 ? 1 : 0));
-      CHECK(bench.cluster.omissions().place().empty() == (kind == Omissions::Kind::Wait && number == 2));
+      CHECK(bench.cluster.omissions().place().empty() ==
+            (kind == Omissions::Kind::Wait && number == 2));
     }
   }
   Bench bench;

@@ -1,5 +1,6 @@
-// Ranks that share a GPU, and tensors staged through the host: whole engines as threads, over the host table. What is launched, by whom;
-// what happens when a call is refused, memory ends, NCCL meets an error or a rank dies: an error on every rank, and no hang.
+// Ranks that share a GPU, and tensors staged through the host: whole engines as threads, over the
+// host table. What is launched, by whom; what happens when a call is refused, memory ends, NCCL
+// meets an error or a rank dies: an error on every rank, and no hang.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -33,7 +34,8 @@ WorldOptions options_of(GpuRoute way, int ranks, LockedDevices& devices) {
   WorldOptions options;
   options.size = ranks;
   options.limit = std::chrono::seconds(120);
-  options.add_backends = [way, &devices](int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena) {
+  options.add_backends = [way, &devices](int rank, EngineParts& parts,
+                                         const std::shared_ptr<Arena>& arena) {
     devices.add_backends(way, rank, parts, arena);
   };
   return options;
@@ -41,24 +43,30 @@ WorldOptions options_of(GpuRoute way, int ranks, LockedDevices& devices) {
 
 std::vector<float> values_of(int rank, std::size_t count) {
   std::vector<float> values(count);
-  for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<float>(rank + 1) * 0.37F + static_cast<float>(i % 97);
+  for (std::size_t i = 0; i < count; ++i)
+    values[i] = static_cast<float>(rank + 1) * 0.37F + static_cast<float>(i % 97);
   return values;
 }
 
 /// A group of tensors of this rank's, summed in place.
-Submission sum_of(int rank, std::vector<std::vector<float>>& tensors, const std::string& name, ReduceOp op = ReduceOp::Sum) {
+Submission sum_of(int rank, std::vector<std::vector<float>>& tensors, const std::string& name,
+                  ReduceOp op = ReduceOp::Sum) {
   Submission submission;
   submission.name = name;
   submission.op = op;
   submission.device = {DeviceKind::Cuda, rank};
   for (auto& values : tensors)
-    submission.tensors.push_back(
-        {values.data(), values.data(), DataType::Float32, {static_cast<std::int64_t>(values.size())}, nullptr, true});
+    submission.tensors.push_back({values.data(),
+                                  values.data(),
+                                  DataType::Float32,
+                                  {static_cast<std::int64_t>(values.size())},
+                                  nullptr,
+                                  true});
   return submission;
 }
 
-/// Tensors of batches that may have failed: what is enqueued behind a rank that gave up may touch them as long as the backends live.
-/// Declared before the world.
+/// Tensors of batches that may have failed: what is enqueued behind a rank that gave up may touch
+/// them as long as the backends live. Declared before the world.
 class Kept {
  public:
   void take(std::vector<std::vector<float>> tensors) {
@@ -92,7 +100,8 @@ int calls(LockedDevices& devices, int ranks, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("shared gpu: a batch of many tensors is one launch each way and one reduction for all ranks") {
+TEST_CASE(
+    "shared gpu: a batch of many tensors is one launch each way and one reduction for all ranks") {
   constexpr int kRanks = 4;
   LockedDevices devices(kRanks);
   {
@@ -127,7 +136,8 @@ TEST_CASE("tensors that live in memory of the backend are neither packed nor unp
       world.run([](int rank, Engine& engine) {
         const auto length = [](std::size_t tensor) { return 10 + 7 * tensor; };
         std::size_t bytes = 0;
-        for (std::size_t t = 0; t < kTensors; ++t) bytes += aligned_to_member(length(t) * sizeof(float));
+        for (std::size_t t = 0; t < kTensors; ++t)
+          bytes += aligned_to_member(length(t) * sizeof(float));
         Submission like;
         like.name = "gradients";
         like.op = ReduceOp::Sum;
@@ -137,10 +147,17 @@ TEST_CASE("tensors that live in memory of the backend are neither packed nor unp
         for (int round = 0; round < 6; ++round) {
           Submission submission = like;
           auto* at = static_cast<std::byte*>(memory.get());
-          for (std::size_t t = 0; t < kTensors; ++t, at += aligned_to_member(length(t - 1) * sizeof(float))) {
+          for (std::size_t t = 0; t < kTensors;
+               ++t, at += aligned_to_member(length(t - 1) * sizeof(float))) {
             auto* numbers = reinterpret_cast<float*>(at);
-            std::fill(numbers, numbers + length(t), static_cast<float>(rank + round) + static_cast<float>(t));
-            submission.tensors.push_back({numbers, numbers, DataType::Float32, {static_cast<std::int64_t>(length(t))}, nullptr, true});
+            std::fill(numbers, numbers + length(t),
+                      static_cast<float>(rank + round) + static_cast<float>(t));
+            submission.tensors.push_back({numbers,
+                                          numbers,
+                                          DataType::Float32,
+                                          {static_cast<std::int64_t>(length(t))},
+                                          nullptr,
+                                          true});
             submission.tensors.back().padded = true;
           }
           const auto tensors = submission.tensors;
@@ -148,11 +165,13 @@ TEST_CASE("tensors that live in memory of the backend are neither packed nor unp
           for (std::size_t t = 0; t < kTensors; ++t) {
             const auto* numbers = static_cast<const float*>(tensors[t].output);
             const float sum = 3 + 3 * (static_cast<float>(round) + static_cast<float>(t));
-            CHECK(std::all_of(numbers, numbers + length(t), [&](float value) { return value == sum; }));
+            CHECK(std::all_of(numbers, numbers + length(t),
+                              [&](float value) { return value == sum; }));
           }
         }
         like.op = ReduceOp::Adasum;
-        CHECK(engine.allocate(like, DataType::Float32, bytes) == nullptr);  // is staged: it would gain nothing
+        // is staged: it would gain nothing
+        CHECK(engine.allocate(like, DataType::Float32, bytes) == nullptr);
         like.device = {};
         CHECK(engine.allocate(like, DataType::Float32, bytes) == nullptr);
       });
@@ -181,14 +200,16 @@ TEST_CASE("shared gpu: any refused call is a BackendError on every rank") {
     LockedDevices devices(kRanks);
     Kept kept;
     // Which rank comes last and works for all is not known beforehand.
-    const bool of_the_last = call.find("Open") != std::string::npos || call.starts_with("launch") || call == "cudaStreamWaitEvent";
+    const bool of_the_last = call.find("Open") != std::string::npos || call.starts_with("launch") ||
+                             call == "cudaStreamWaitEvent";
     for (int rank = 0; rank < kRanks; ++rank)
       if (of_the_last || rank == 1) devices.device(rank).fail_call(call, 700, nth);
     ThreadWorld world(options_of(GpuRoute::SharedGpu, kRanks, devices));
     std::vector<std::string> words(kRanks);
     world.run([&](int rank, Engine& engine) {
       std::string& said = words[static_cast<std::size_t>(rank)];
-      for (int round = 0; round < 50 && said.empty(); ++round) {  // a rank may be done with a batch that fails on another
+      // a rank may be done with a batch that fails on another
+      for (int round = 0; round < 50 && said.empty(); ++round) {
         std::vector<std::vector<float>> tensors{values_of(rank, 100), values_of(rank, 33)};
         said = failure_of(engine, sum_of(rank, tensors, "layer"));
         kept.take(std::move(tensors));
@@ -197,7 +218,8 @@ TEST_CASE("shared gpu: any refused call is a BackendError on every rank") {
     for (const auto& said : words) {
       CAPTURE(said);
       CHECK(said.starts_with("BackendError: "));
-      const bool told = said.find(call) != std::string::npos || said.find("has no place for") != std::string::npos;
+      const bool told = said.find(call) != std::string::npos ||
+                        said.find("has no place for") != std::string::npos;
       CHECK(told);
       const bool is_sharing = call.starts_with("cudaIpc") && said.find(call) != std::string::npos;
       CHECK((!is_sharing || said.find("HVD_GPU_BACKEND=staged") != std::string::npos));
@@ -205,7 +227,9 @@ TEST_CASE("shared gpu: any refused call is a BackendError on every rank") {
   }
 }
 
-TEST_CASE("shared gpu: where memory cannot be shared after all, tensors go through the host, also where a rank waits for other things") {
+TEST_CASE(
+    "shared gpu: where memory cannot be shared after all, tensors go through the host, also where "
+    "a rank waits for other things") {
   for (const bool refused : {false, true}) {
     CAPTURE(refused);
     constexpr int kRanks = 3;
@@ -223,7 +247,8 @@ TEST_CASE("shared gpu: where memory cannot be shared after all, tensors go throu
           submission.tensors.push_back({&word, &word, DataType::Float32, {1}, nullptr, true});
           return submission;
         };
-        std::vector<std::vector<float>> tensors{std::vector<float>(100, static_cast<float>(rank + 1))};
+        std::vector<std::vector<float>> tensors{
+            std::vector<float>(100, static_cast<float>(rank + 1))};
         // Rank 2 uses its GPU when the others have done what comes behind it.
         if (rank == 2) CHECK(failure_of(engine, on_host()).empty());
         const auto pending = engine.submit(sum_of(rank, tensors, "layer"), After::Return);
@@ -238,7 +263,9 @@ TEST_CASE("shared gpu: where memory cannot be shared after all, tensors go throu
   }
 }
 
-TEST_CASE("shared gpu: a GPU that is full on one rank is said on all, after trying the least that would do") {
+TEST_CASE(
+    "shared gpu: a GPU that is full on one rank is said on all, after trying the least that would "
+    "do") {
   constexpr int kRanks = 2;
   LockedDevices devices(kRanks);
   Kept kept;
@@ -253,21 +280,25 @@ TEST_CASE("shared gpu: a GPU that is full on one rank is said on all, after tryi
     kept.take(std::move(large));
   });
   CHECK(devices.device(1).allocations ==
-        std::vector<std::size_t>{std::size_t{32} << 20, std::size_t{2} << 20, std::size_t{32} << 20, std::size_t{4} << 20});
+        std::vector<std::size_t>{std::size_t{32} << 20, std::size_t{2} << 20, std::size_t{32} << 20,
+                                 std::size_t{4} << 20});
   for (const auto& said : words) {
     CAPTURE(said);
     CHECK(said.find("rank 1 has no place for 'large' (4.0 MiB)") != std::string::npos);
   }
 }
 
-TEST_CASE("gpu backends: who works on a stream waits until all is enqueued, not for the device, and may come back under the same name") {
+TEST_CASE(
+    "gpu backends: who works on a stream waits until all is enqueued, not for the device, and may "
+    "come back under the same name") {
   for (const GpuRoute way : {GpuRoute::SharedGpu, GpuRoute::Nccl}) {
     CAPTURE(static_cast<int>(way));
     constexpr int kRanks = 3;
     LockedDevices devices(kRanks);
     std::atomic<bool> gate{false};  // what the tensors' own kernels wait for
     std::vector<void*> events;
-    for (int rank = 0; rank < kRanks; ++rank) events.push_back(devices.device(rank).user_event(gate));
+    for (int rank = 0; rank < kRanks; ++rank)
+      events.push_back(devices.device(rank).user_event(gate));
     std::barrier all_have_waited(kRanks, [&]() noexcept { gate = true; });
     ThreadWorld world(options_of(way, kRanks, devices));
     world.run([&](int rank, Engine& engine) {
@@ -275,11 +306,13 @@ TEST_CASE("gpu backends: who works on a stream waits until all is enqueued, not 
         while (!pending.done.load()) std::this_thread::sleep_for(std::chrono::microseconds(100));
       };
       std::vector<std::vector<float>> first{values_of(rank, 100), values_of(rank, 33)};
-      std::vector<std::vector<float>> second{std::vector<float>(100, static_cast<float>(rank)), values_of(rank, 33)};
+      std::vector<std::vector<float>> second{std::vector<float>(100, static_cast<float>(rank)),
+                                             values_of(rank, 33)};
       const auto on_stream = [&](std::vector<std::vector<float>>& tensors) {
         Submission submission = sum_of(rank, tensors, "layer");
         submission.on_stream = true;
-        for (auto& tensor : submission.tensors) tensor.ready_event = events[static_cast<std::size_t>(rank)];
+        for (auto& tensor : submission.tensors)
+          tensor.ready_event = events[static_cast<std::size_t>(rank)];
         return submission;
       };
       const auto pending = engine.submit(on_stream(first), After::Return);
@@ -292,7 +325,8 @@ TEST_CASE("gpu backends: who works on a stream waits until all is enqueued, not 
       const auto later = engine.submit(on_stream(second), After::Return);
       CHECK_FALSE(engine.poll(*later));
       std::vector<std::vector<float>> third = second;
-      CHECK_THROWS_AS(engine.submit(on_stream(third), After::Return), DuplicateName);  // nobody has waited for the second
+      // nobody has waited for the second
+      CHECK_THROWS_AS(engine.submit(on_stream(third), After::Return), DuplicateName);
       all_have_waited.arrive_and_wait();
       engine.wait(*later);
       done(*pending);
@@ -308,21 +342,25 @@ TEST_CASE("gpu backends: who works on a stream waits until all is enqueued, not 
   }
 }
 
-TEST_CASE("nccl: a batch is enqueued behind the one that the device is at work on, and no more of a set than two") {
+TEST_CASE(
+    "nccl: a batch is enqueued behind the one that the device is at work on, and no more of a set "
+    "than two") {
   for (const int domains : {1, 2, 3}) {
     CAPTURE(domains);
     constexpr int kRanks = 3;
     LockedDevices devices(kRanks);
     std::atomic<bool> gate{false};
     std::vector<void*> events;
-    for (int rank = 0; rank < kRanks; ++rank) events.push_back(devices.device(rank).user_event(gate));
+    for (int rank = 0; rank < kRanks; ++rank)
+      events.push_back(devices.device(rank).user_event(gate));
     std::barrier all_have_looked(kRanks, [&]() noexcept { gate = true; });
     WorldOptions options = options_of(GpuRoute::Nccl, kRanks, devices);
     options.domains = domains;
     ThreadWorld world(options);
     world.run([&](int rank, Engine& engine) {
       std::vector<std::vector<std::vector<float>>> tensors;
-      for (int i = 0; i < 4; ++i) tensors.push_back({std::vector<float>(50, static_cast<float>(rank + i))});
+      for (int i = 0; i < 4; ++i)
+        tensors.push_back({std::vector<float>(50, static_cast<float>(rank + i))});
       const auto submit = [&](std::size_t i) {
         Submission submission = sum_of(rank, tensors[i], "layer " + std::to_string(i));
         submission.on_stream = true;
@@ -344,7 +382,8 @@ TEST_CASE("nccl: a batch is enqueued behind the one that the device is at work o
         engine.wait(*pending);
         while (!pending->done.load()) std::this_thread::sleep_for(std::chrono::microseconds(100));
       }
-      for (std::size_t i = 0; i < 4; ++i) CHECK(tensors[i][0] == std::vector<float>(50, 3.0F + 3.0F * static_cast<float>(i)));
+      for (std::size_t i = 0; i < 4; ++i)
+        CHECK(tensors[i][0] == std::vector<float>(50, 3.0F + 3.0F * static_cast<float>(i)));
     });
   }
 }
@@ -354,11 +393,13 @@ TEST_CASE("gpu backends: an error that the device meets after wait() is the next
     CAPTURE(static_cast<int>(way));
     constexpr int kRanks = 3;
     LockedDevices devices(kRanks);
-    devices.rest_limit = std::chrono::milliseconds(0);  // behind a closed gate nothing comes to rest
+    // behind a closed gate nothing comes to rest
+    devices.rest_limit = std::chrono::milliseconds(0);
     Kept kept;
     std::atomic<bool> gate{false};
     std::vector<void*> events;
-    for (int rank = 0; rank < kRanks; ++rank) events.push_back(devices.device(rank).user_event(gate));
+    for (int rank = 0; rank < kRanks; ++rank)
+      events.push_back(devices.device(rank).user_event(gate));
     std::barrier all_have_waited(kRanks);
     ThreadWorld world(options_of(way, kRanks, devices));
     world.run([&](int rank, Engine& engine) {
@@ -395,7 +436,8 @@ TEST_CASE("gpu backends: a rank that dies during a collective is RankFailed on t
           std::vector<std::vector<float>> tensors{values_of(rank, 100)};
           std::string said = failure_of(engine, sum_of(rank, tensors, "before"));
           if (rank == 2) return EngineProbe::die(engine);
-          if (said.empty()) said = failure_of(engine, sum_of(rank, tensors, "after"));  // else rank 2 died before this one had its result
+          // else rank 2 died before this one had its result
+          if (said.empty()) said = failure_of(engine, sum_of(rank, tensors, "after"));
           kept.take(std::move(tensors));
           CAPTURE(said);
           CHECK(said.starts_with("RankFailed: "));
@@ -405,11 +447,14 @@ TEST_CASE("gpu backends: a rank that dies during a collective is RankFailed on t
   }
 }
 
-TEST_CASE("shared gpu: a rank that dies with its work undone: wait() throws on the others, and nothing waits for its events") {
+TEST_CASE(
+    "shared gpu: a rank that dies with its work undone: wait() throws on the others, and nothing "
+    "waits for its events") {
   constexpr int kRanks = 3;
   LockedDevices devices(kRanks);
   Kept kept;
-  const std::atomic<bool> never{false};  // the kernel before rank 2's tensors, which ends with its process
+  // the kernel before rank 2's tensors, which ends with its process
+  const std::atomic<bool> never{false};
   void* const unhappened = devices.device(2).user_event(never);
   std::barrier all_have_waited(kRanks);
   {
@@ -432,18 +477,22 @@ TEST_CASE("shared gpu: a rank that dies with its work undone: wait() throws on t
         },
         false);
   }
-  for (int rank = 0; rank < 2; ++rank) CHECK(devices.device(rank).calls("cudaIpcCloseMemHandle") == 0);  // it would wait for ever
+  // it would wait for ever
+  for (int rank = 0; rank < 2; ++rank)
+    CHECK(devices.device(rank).calls("cudaIpcCloseMemHandle") == 0);
 }
 
-TEST_CASE("gpu backends: what a device still works on after a failure is kept for ever, what it has done with is let go") {
+TEST_CASE(
+    "gpu backends: what a device still works on after a failure is kept for ever, what it has done "
+    "with is let go") {
   for (const GpuRoute way : {GpuRoute::Nccl, GpuRoute::SharedGpu})
     for (const bool rests : {true, false}) {
       if (rests && way == GpuRoute::SharedGpu) continue;  // there nobody waits (LockedDevices)
       CAPTURE(static_cast<int>(way));
       CAPTURE(rests);
       constexpr int kRanks = 2;
-      // What a device works on for ever is there for as long as the process, as is the device. The list is never destroyed: leaks are
-      // looked for after static objects have gone.
+      // What a device works on for ever is there for as long as the process, as is the device. The
+      // list is never destroyed: leaks are looked for after static objects have gone.
       static auto& reachable = *new std::vector<void*>;
       auto& devices = *new LockedDevices(kRanks);
       reachable.push_back(&devices);
@@ -470,7 +519,8 @@ TEST_CASE("gpu backends: what a device still works on after a failure is kept fo
                 all.arrive_and_wait();
                 if (rests) gate = true;
                 if (rank == 1) devices.fail_call(rank, "cudaEventQuery", 700);
-                while (!pending->done.load()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+                while (!pending->done.load())
+                  std::this_thread::sleep_for(std::chrono::microseconds(100));
               }
               all.arrive_and_wait();
             },
@@ -480,14 +530,17 @@ TEST_CASE("gpu backends: what a device still works on after a failure is kept fo
     }
 }
 
-TEST_CASE("nccl: batches go to the streams in turn, each with communicators of its own, in one order on all ranks") {
+TEST_CASE(
+    "nccl: batches go to the streams in turn, each with communicators of its own, in one order on "
+    "all ranks") {
   constexpr int kRanks = 3;
   LockedDevices devices(kRanks);  // with two streams
   {
     ThreadWorld world(options_of(GpuRoute::Nccl, kRanks, devices));
     world.run([](int rank, Engine& engine) {
       for (int round = 0; round < 6; ++round) {
-        std::vector<std::vector<float>> tensors{std::vector<float>(50, static_cast<float>(rank + round)), values_of(rank, 7)};
+        std::vector<std::vector<float>> tensors{
+            std::vector<float>(50, static_cast<float>(rank + round)), values_of(rank, 7)};
         CHECK(failure_of(engine, sum_of(rank, tensors, "layer")).empty());
         CHECK(tensors[0] == std::vector<float>(50, static_cast<float>(3 + 3 * round)));
       }
@@ -504,7 +557,9 @@ TEST_CASE("nccl: batches go to the streams in turn, each with communicators of i
   }
 }
 
-TEST_CASE("nccl: a rank that has joined is left out by a communicator of the others, and its zeros count") {
+TEST_CASE(
+    "nccl: a rank that has joined is left out by a communicator of the others, and its zeros "
+    "count") {
   constexpr int kRanks = 3;
   LockedDevices devices(kRanks);
   ThreadWorld world(options_of(GpuRoute::Nccl, kRanks, devices));
@@ -515,11 +570,12 @@ TEST_CASE("nccl: a rank that has joined is left out by a communicator of the oth
       engine.wait(*engine.submit(std::move(joining), After::Wait));
     };
     if (rank == 1) return join();
-    for (const auto& [op, expected] : std::vector<std::pair<ReduceOp, float>>{{ReduceOp::Sum, 10.0F},
-                                                                              {ReduceOp::Average, 10.0F / 3},
-                                                                              {ReduceOp::Min, 0.0F},
-                                                                              {ReduceOp::Max, 6.0F},
-                                                                              {ReduceOp::Product, 0.0F}}) {
+    for (const auto& [op, expected] :
+         std::vector<std::pair<ReduceOp, float>>{{ReduceOp::Sum, 10.0F},
+                                                 {ReduceOp::Average, 10.0F / 3},
+                                                 {ReduceOp::Min, 0.0F},
+                                                 {ReduceOp::Max, 6.0F},
+                                                 {ReduceOp::Product, 0.0F}}) {
       std::vector<std::vector<float>> tensors{std::vector<float>(9, static_cast<float>(4 + rank))};
       CHECK(failure_of(engine, sum_of(rank, tensors, "after rank 1 has joined", op)).empty());
       CHECK(tensors[0] == std::vector<float>(9, expected));
@@ -530,9 +586,12 @@ TEST_CASE("nccl: a rank that has joined is left out by a communicator of the oth
 
 TEST_CASE("nccl: what one rank meets while a batch is in flight is a BackendError on every rank") {
   const std::vector<std::function<void(HostDevice&)>> troubles{
-      [](HostDevice& device) { device.async_error_after = 4; },                // NCCL's own, noticed between the calls
-      [](HostDevice& device) { device.fail_call("cudaEventQuery", 700, 2); },  // a kernel of the user's
-      [](HostDevice& device) { device.memory_bytes = std::size_t{1} << 20; },  // of the fusion buffer
+      // NCCL's own, noticed between the calls
+      [](HostDevice& device) { device.async_error_after = 4; },
+      // a kernel of the user's
+      [](HostDevice& device) { device.fail_call("cudaEventQuery", 700, 2); },
+      // of the fusion buffer
+      [](HostDevice& device) { device.memory_bytes = std::size_t{1} << 20; },
       [](HostDevice& device) { device.fail_call("ncclGroupEnd", 3); }};
   for (std::size_t trouble = 0; trouble < troubles.size(); ++trouble) {
     CAPTURE(trouble);
@@ -553,7 +612,9 @@ TEST_CASE("nccl: what one rank meets while a batch is in flight is a BackendErro
           Submission gather = sum_of(rank, tensors, "rows");
           gather.kind = OpKind::Allgather;
           for (std::size_t i = 0; i < 2; ++i) gather.tensors[i].output = nullptr;
-          gather.allocate = [&](std::size_t index, std::int64_t) { return static_cast<void*>(all[index].data()); };
+          gather.allocate = [&](std::size_t index, std::int64_t) {
+            return static_cast<void*>(all[index].data());
+          };
           said = failure_of(engine, std::move(gather));
         }
         kept.take(std::move(tensors));
@@ -586,7 +647,8 @@ TEST_CASE("staged: Adasum of GPU tensors is the host's, whatever the way of the 
         CHECK(on_device == on_host);
       });
     }
-    for (int rank = 0; rank < kRanks; ++rank) CHECK(devices.device(rank).calls("cudaMemcpyAsync") == 2);
+    for (int rank = 0; rank < kRanks; ++rank)
+      CHECK(devices.device(rank).calls("cudaMemcpyAsync") == 2);
   }
 }
 
@@ -600,7 +662,8 @@ TEST_CASE("staged: results are put where the stream has done what came before th
     Submission submission = sum_of(rank, tensors, "parameters");
     submission.kind = OpKind::Broadcast;
     submission.root = 1;
-    bool filled = false;  // a kernel that is still queued, and that would overwrite what came too early
+    // a kernel that is still queued, and that would overwrite what came too early
+    bool filled = false;
     if (rank != 1)
       submission.tensors[0].ready_event = devices.device(rank).user_event(20, [&] {
         std::fill(tensors[0].begin(), tensors[0].end(), -1.0F);
@@ -612,8 +675,11 @@ TEST_CASE("staged: results are put where the stream has done what came before th
   });
 }
 
-TEST_CASE("staged: refused calls are errors, and a tensor that is never ready is given up with the world") {
-  for (const std::string call : {"cudaMemcpyAsync", "cudaStreamWaitEvent", "cudaEventRecord", "cudaEventQuery"}) {
+TEST_CASE(
+    "staged: refused calls are errors, and a tensor that is never ready is given up with the "
+    "world") {
+  for (const std::string call :
+       {"cudaMemcpyAsync", "cudaStreamWaitEvent", "cudaEventRecord", "cudaEventQuery"}) {
     CAPTURE(call);
     LockedDevices devices(1);
     devices.device(0).fail_call(call, 700);
@@ -633,7 +699,9 @@ TEST_CASE("staged: refused calls are errors, and a tensor that is never ready is
   auto arena = std::make_shared<Arena>(memory);
   struct Host : Backend {
     std::string_view name() const override { return "host"; }
-    bool supports(const BatchTraits& traits) const override { return traits.device.kind == DeviceKind::Cpu; }
+    bool supports(const BatchTraits& traits) const override {
+      return traits.device.kind == DeviceKind::Cpu;
+    }
     std::unique_ptr<Execution> launch(Batch) override { return nullptr; }
   } host;
   StagedBackend backend(device.table(), 0, 0, {&host}, arena, 0, [] { return true; });
@@ -646,7 +714,8 @@ TEST_CASE("staged: refused calls are errors, and a tensor that is never ready is
   member.count = 1;
   member.ready_event = device.user_event(1 << 30, {});
   CHECK_THROWS_WITH_AS(backend.prepare(traits, member),
-                       "the copy to the host failed on rank 0 (cuda:0) for 'never': given up, because the world has failed meanwhile",
+                       "the copy to the host failed on rank 0 (cuda:0) for 'never': given up, "
+                       "because the world has failed meanwhile",
                        BackendError);
   CHECK(device.calls("cudaMemcpyAsync") == 0);  // it would block there, where nothing could end it
 }
@@ -655,18 +724,22 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   struct Machines {
     std::vector<int> hosts, domains;
   };
-  const Machines one_host{{0, 0, 0, 0}, {0, 0, 0, 0}}, two_hosts{{0, 0, 1, 1}, {0, 0, 1, 1}}, no_shared_memory{{0, 0, 0, 0}, {0, 1, 2, 3}};
-  const auto placed = [](const Machines& machines, const std::vector<std::string>& gpus, std::optional<GpuRoute> wanted = std::nullopt) {
+  const Machines one_host{{0, 0, 0, 0}, {0, 0, 0, 0}}, two_hosts{{0, 0, 1, 1}, {0, 0, 1, 1}},
+      no_shared_memory{{0, 0, 0, 0}, {0, 1, 2, 3}};
+  const auto placed = [](const Machines& machines, const std::vector<std::string>& gpus,
+                         std::optional<GpuRoute> wanted = std::nullopt) {
     return std::make_unique<Placement>(machines.hosts, machines.domains, gpus, true, wanted);
   };
-  const auto way = [&](const Machines& machines, const std::vector<std::string>& gpus, std::optional<GpuRoute> wanted = std::nullopt) {
+  const auto way = [&](const Machines& machines, const std::vector<std::string>& gpus,
+                       std::optional<GpuRoute> wanted = std::nullopt) {
     return placed(machines, gpus, wanted)->route_of({0, 1, 2, 3});
   };
   CHECK(way(one_host, {"a", "b", "c", "d"}) == GpuRoute::Nccl);
   CHECK(way(one_host, {"a", "a", "a", "a"}) == GpuRoute::SharedGpu);
   CHECK(way(one_host, {"a", "a", "b", "b"}) == GpuRoute::Staged);
   CHECK(way(one_host, {"a", "b", "c", ""}) == GpuRoute::Staged);
-  CHECK(way(two_hosts, {"a", "b", "a", "b"}) == GpuRoute::Nccl);  // a number means something on its own host only
+  // a number means something on its own host only
+  CHECK(way(two_hosts, {"a", "b", "a", "b"}) == GpuRoute::Nccl);
   CHECK(way(two_hosts, {"a", "a", "a", "a"}) == GpuRoute::Staged);
   CHECK(way(no_shared_memory, {"a", "a", "a", "a"}) == GpuRoute::Staged);
   CHECK(way(no_shared_memory, {"a", "b", "c", "d"}) == GpuRoute::Nccl);
@@ -681,12 +754,15 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   CHECK(pairs->route_of({0, 1}) == GpuRoute::SharedGpu);
   CHECK(pairs->route_of({1, 2}) == GpuRoute::Nccl);
   CHECK(pairs->route_of({0}) == GpuRoute::Nccl);
-  CHECK(placed(one_host, {"a", "a", "b", "b"}, GpuRoute::SharedGpu)->route_of({0}) == GpuRoute::SharedGpu);
+  CHECK(placed(one_host, {"a", "a", "b", "b"}, GpuRoute::SharedGpu)->route_of({0}) ==
+        GpuRoute::SharedGpu);
   CHECK(pairs->route_of_set(3, {0, 1}) == GpuRoute::SharedGpu);
-  CHECK(pairs->route_of_set(3, {0, 2}) == GpuRoute::Nccl);  // the number of a set that was removed, given again
+  // the number of a set that was removed, given again
+  CHECK(pairs->route_of_set(3, {0, 2}) == GpuRoute::Nccl);
 
   CHECK(pairs->describe() == "2 ranks share a GPU, staged through host memory");
-  CHECK(placed(one_host, {"a", "a", "a", "a"})->describe() == "4 ranks share a GPU, through CUDA IPC");
+  CHECK(placed(one_host, {"a", "a", "a", "a"})->describe() ==
+        "4 ranks share a GPU, through CUDA IPC");
   CHECK(placed(one_host, {"a", "b", "c", "d"})->describe() == "one rank per GPU, NCCL");
   CHECK(placed(one_host, {"", "", "", ""})->describe() == "no GPU found");
 
@@ -695,9 +771,11 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   CHECK(without_nccl.route_of({0, 1}) == GpuRoute::SharedGpu);
   CHECK(without_nccl.route_of({3}) == GpuRoute::SharedGpu);
   CHECK(Placement({0, 0}, {0, 0}, {"a", "b"}, false).describe() == "staged through host memory");
-  CHECK(Placement({0, 0}, {0, 1}, {"a", "b"}, false, GpuRoute::Nccl).route_of({0, 1}) == GpuRoute::Staged);
+  CHECK(Placement({0, 0}, {0, 1}, {"a", "b"}, false, GpuRoute::Nccl).route_of({0, 1}) ==
+        GpuRoute::Staged);
 
-  const Placement without_ipc({0, 0, 0}, {0, 0, 0}, {"a", "a", "b"}, true, GpuRoute::SharedGpu, false);
+  const Placement without_ipc({0, 0, 0}, {0, 0, 0}, {"a", "a", "b"}, true, GpuRoute::SharedGpu,
+                              false);
   CHECK(without_ipc.route_of({0, 1}) == GpuRoute::Staged);
   CHECK(without_ipc.route_of({1, 2}) == GpuRoute::Nccl);
   CHECK(without_ipc.describe() == "2 ranks share a GPU, staged through host memory");
@@ -726,9 +804,12 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   CHECK(gpu_id(device.table(), -1).empty());
 }
 
-TEST_CASE("placement: kernels run within their major version, and PTX on what comes after; a GPU without any is told") {
+TEST_CASE(
+    "placement: kernels run within their major version, and PTX on what comes after; a GPU without "
+    "any is told") {
   const std::string_view built = "75-real,80-real,90-real,90-virtual";
-  for (const int capability : {75, 80, 86, 89, 90, 100, 103, 120}) CHECK(runs_on(built, capability));
+  for (const int capability : {75, 80, 86, 89, 90, 100, 103, 120})
+    CHECK(runs_on(built, capability));
   CHECK_FALSE(runs_on(built, 70));
   CHECK_FALSE(runs_on("80-real,90-real,90-virtual", 75));
   CHECK_FALSE(runs_on("86-real", 80));
@@ -755,7 +836,8 @@ TEST_CASE("placement: kernels run within their major version, and PTX on what co
   device.capability = 75;
   CHECK(lack_of_kernels(device.table(), 0, built).empty());
   CHECK(lack_of_kernels(device.table(), 0, "80-real,90-virtual")
-            .starts_with("cuda:0 has compute capability 7.5, and this build has kernels for 80-real,90-virtual alone"));
+            .starts_with("cuda:0 has compute capability 7.5, and this build has kernels for "
+                         "80-real,90-virtual alone"));
   CHECK(lack_of_kernels(device.table(), -1, "80-real").empty());
   device.fail_call("cudaDeviceGetAttribute", 1);
   CHECK(lack_of_kernels(device.table(), 0, "80-real").empty());
@@ -763,7 +845,9 @@ TEST_CASE("placement: kernels run within their major version, and PTX on what co
   CHECK(gpu_architectures().empty() == !cuda_built());
 }
 
-TEST_CASE("placement: the rank's GPU becomes the current one where that makes no context; who has used another is told") {
+TEST_CASE(
+    "placement: the rank's GPU becomes the current one where that makes no context; who has used "
+    "another is told") {
   HostCluster cluster;
   HostDevice device(cluster, 1);
   const auto& table = device.table();
@@ -778,7 +862,8 @@ TEST_CASE("placement: the rank's GPU becomes the current one where that makes no
   device.current() = 0;
   const std::string remark = make_current(table, 1, 1);
   CAPTURE(remark);
-  CHECK(remark.starts_with("rank 1 has worked on cuda:0 before hvd::init(), and its GPU is cuda:1"));
+  CHECK(
+      remark.starts_with("rank 1 has worked on cuda:0 before hvd::init(), and its GPU is cuda:1"));
   CHECK(device.current() == 1);
   device.current() = 0;
   device.fail_call("cudaGetDevice", 1);

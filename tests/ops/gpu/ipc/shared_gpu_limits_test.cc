@@ -1,5 +1,5 @@
-// The backend of ranks that share a GPU, by itself: memory that ends or that another rank still has open, refused calls, what comes after a
-// failure. On the host table.
+// The backend of ranks that share a GPU, by itself: memory that ends or that another rank still has
+// open, refused calls, what comes after a failure. On the host table.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -42,7 +42,8 @@ class Sharer {
   std::unique_ptr<SharedGpuBackend> backend(SharedGpuOptions options = {}) {
     std::vector<SharedControl*> all;
     for (auto& control : controls) all.push_back(&control);
-    return std::make_unique<SharedGpuBackend>(device.table(), 0, *board_, topology_, std::move(all), std::move(options));
+    return std::make_unique<SharedGpuBackend>(device.table(), 0, *board_, topology_, std::move(all),
+                                              std::move(options));
   }
   /// The only batch, of one tensor of these values, in place.
   Batch batch(SharedGpuBackend& backend, std::vector<float>& values) {
@@ -54,7 +55,8 @@ class Sharer {
     member.name = "t";
     member.input = member.output = values.data();
     member.count = static_cast<std::int64_t>(values.size());
-    member.locations.assign(set.ranks.size(), backend.prepare(traits, member));  // as if the others had theirs at the same place
+    // as if the others had theirs at the same place
+    member.locations.assign(set.ranks.size(), backend.prepare(traits, member));
     Batch made;
     made.sequence = 1;
     made.traits = traits;
@@ -101,13 +103,16 @@ TEST_CASE("shared gpu: a batch that is done stays done") {
   CHECK(alone.cluster.misuses().empty());
 }
 
-TEST_CASE("shared gpu: who waits for other ranks is rung by the last, and asks again and again only for the device") {
+TEST_CASE(
+    "shared gpu: who waits for other ranks is rung by the last, and asks again and again only for "
+    "the device") {
   Sharer many(3);
   many.traits.kind = OpKind::Broadcast;
   many.traits.root = 0;
   const auto doorbells = [&many] {
-    return std::array{many.board().bells().wait_doorbell().load(), many.board().bells().work_doorbell(0).load(),
-                      many.board().bells().work_doorbell(1).load(), many.board().bells().work_doorbell(2).load()};
+    return std::array{
+        many.board().bells().wait_doorbell().load(), many.board().bells().work_doorbell(0).load(),
+        many.board().bells().work_doorbell(1).load(), many.board().bells().work_doorbell(2).load()};
   };
   SharedGpuOptions options;
   options.rest_limit = std::chrono::milliseconds(0);  // the others never close this rank's memory
@@ -139,7 +144,9 @@ TEST_CASE("shared gpu: who waits for other ranks is rung by the last, and asks a
   }
 }
 
-TEST_CASE("shared gpu: what others may still read is not given to the next tensor before they are through with it") {
+TEST_CASE(
+    "shared gpu: what others may still read is not given to the next tensor before they are "
+    "through with it") {
   Sharer two(2);
   two.traits.kind = OpKind::Broadcast;
   SharedGpuOptions options;
@@ -173,11 +180,14 @@ TEST_CASE("shared gpu: after a failure nothing is launched any more") {
   Batch batch = alone.batch(*backend, values);
   backend->abort();
   CHECK_THROWS_WITH_AS(static_cast<void>(backend->launch(std::move(batch))),
-                       "a batch on the shared GPU failed on rank 0 (cuda:0) for 't': given up after an earlier failure", BackendError);
+                       "a batch on the shared GPU failed on rank 0 (cuda:0) for 't': given up "
+                       "after an earlier failure",
+                       BackendError);
   CHECK(alone.device.enqueued.empty());
 }
 
-TEST_CASE("shared gpu: memory that another rank has open is freed when that has closed it, or never") {
+TEST_CASE(
+    "shared gpu: memory that another rank has open is freed when that has closed it, or never") {
   SharedGpuOptions options;
   options.rest_limit = std::chrono::milliseconds(20);
   Sharer never(2);
@@ -217,7 +227,9 @@ TEST_CASE("shared gpu: who has left the others' memory open never says that it i
   CHECK(own.closed.load());
 }
 
-TEST_CASE("shared gpu: events that another rank has open are destroyed when that has closed them, or never, also without any memory") {
+TEST_CASE(
+    "shared gpu: events that another rank has open are destroyed when that has closed them, or "
+    "never, also without any memory") {
   for (const bool closes : {false, true}) {
     CAPTURE(closes);
     SharedGpuOptions options;
@@ -251,7 +263,8 @@ TEST_CASE("shared gpu: events that another rank has open are destroyed when that
   }
 }
 
-TEST_CASE("shared gpu: memory for users that is not to be had is none, and the first reason is kept") {
+TEST_CASE(
+    "shared gpu: memory for users that is not to be had is none, and the first reason is kept") {
   Sharer alone(1);
   const auto backend = alone.backend();
   auto elsewhere = alone.traits;
@@ -261,7 +274,8 @@ TEST_CASE("shared gpu: memory for users that is not to be had is none, and the f
   alone.device.fail_call("cudaIpcGetMemHandle", 700);
   CHECK(backend->allocate(alone.traits, 100) == nullptr);
   CHECK(alone.device.live_memory() == 0);
-  const std::string words = "cudaIpcGetMemHandle failed on rank 0 (cuda:0): host CUDA says 700 (CUDA error 700)";
+  const std::string words =
+      "cudaIpcGetMemHandle failed on rank 0 (cuda:0): host CUDA says 700 (CUDA error 700)";
   CHECK(backend->refusal().starts_with(words));
   alone.device.fail_call("cudaMalloc", 701);
   CHECK(backend->allocate(alone.traits, 100) == nullptr);
@@ -273,7 +287,9 @@ TEST_CASE("shared gpu: memory for users that is not to be had is none, and the f
   CHECK(memory != nullptr);  // none of it is for good
 }
 
-TEST_CASE("shared gpu: a tensor without a place fails the batch, with as much as the device says about its memory") {
+TEST_CASE(
+    "shared gpu: a tensor without a place fails the batch, with as much as the device says about "
+    "its memory") {
   for (const bool says : {true, false}) {
     CAPTURE(says);
     Sharer alone(1);
@@ -283,15 +299,17 @@ TEST_CASE("shared gpu: a tensor without a place fails the batch, with as much as
     std::vector<float> values(1 << 20);
     const std::string room = says ? ", 0.0 MiB of 8192.0 MiB are free" : "";
     CHECK_THROWS_WITH_AS(static_cast<void>(backend->launch(alone.batch(*backend, values))),
-                         ("an allocation on the shared GPU failed on rank 0 (cuda:0) for 't': rank 0 has no place for 't' (4.0 MiB): "
-                          "out of memory" +
+                         ("an allocation on the shared GPU failed on rank 0 (cuda:0) for 't': rank "
+                          "0 has no place for 't' (4.0 MiB): out of memory" +
                           room)
                              .c_str(),
                          BackendError);
   }
 }
 
-TEST_CASE("shared gpu: a tensor without a place on another rank fails the batch here; why is known there alone") {
+TEST_CASE(
+    "shared gpu: a tensor without a place on another rank fails the batch here; why is known there "
+    "alone") {
   SharedGpuOptions options;
   options.rest_limit = std::chrono::milliseconds(0);
   Sharer two(2);
@@ -300,11 +318,14 @@ TEST_CASE("shared gpu: a tensor without a place on another rank fails the batch 
   Batch batch = two.batch(*backend, values);
   batch.members.front().locations[1] = std::uint64_t{1} << 62;
   CHECK_THROWS_WITH_AS(static_cast<void>(backend->launch(std::move(batch))),
-                       "an allocation on the shared GPU failed on rank 0 (cuda:0) for 't': rank 1 has no place for 't' (4.0 MiB)",
+                       "an allocation on the shared GPU failed on rank 0 (cuda:0) for 't': rank 1 "
+                       "has no place for 't' (4.0 MiB)",
                        BackendError);
 }
 
-TEST_CASE("shared gpu: sets that are not this backend's are left to others, and so is what the kernel does not do") {
+TEST_CASE(
+    "shared gpu: sets that are not this backend's are left to others, and so is what the kernel "
+    "does not do") {
   Sharer two(2);
   SharedGpuOptions options;
   options.rest_limit = std::chrono::milliseconds(0);
@@ -330,7 +351,8 @@ TEST_CASE("device pool: no more slabs than the other ranks can be told of") {
   HostDevice device(cluster, 0);
   SharedControl control{};
   {
-    DevicePool pool(CallContext{.table = &device.table(), .rank = 0, .device = 0, .tensors = {}}, control);
+    DevicePool pool(CallContext{.table = &device.table(), .rank = 0, .device = 0, .tensors = {}},
+                    control);
     std::vector<std::byte*> blocks;
     for (std::size_t slab = 0; slab < SharedControl::kSlabs; ++slab) {
       device.memory_bytes = kDeviceGranularity;  // so that each slab is the least that will do

@@ -1,5 +1,5 @@
-// Whether ranks can share a GPU is tried before their first batch, and not believed: all decide alike, whoever is refused what, and what
-// was tried is let go. On the host table.
+// Whether ranks can share a GPU is tried before their first batch, and not believed: all decide
+// alike, whoever is refused what, and what was tried is let go. On the host table.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -28,8 +28,8 @@ struct Sharers {
     }
     for (int rank = 0; rank < ranks; ++rank)
       probes.push_back(std::make_unique<SharingProbe>(
-          tables[static_cast<std::size_t>(rank)], rank, all, static_cast<std::size_t>(rank), [this] { ++rings; },
-          [this] { return failed.load(); },
+          tables[static_cast<std::size_t>(rank)], rank, all, static_cast<std::size_t>(rank),
+          [this] { ++rings; }, [this] { return failed.load(); },
           [this, rank](const std::string& why) {
             const std::lock_guard lock(mutex);
             said.push_back(std::to_string(rank) + ": " + why);
@@ -69,7 +69,9 @@ struct Sharers {
 
 }  // namespace
 
-TEST_CASE("sharing probe: ranks that can share find it out, also with one that only answers, and keep nothing of it") {
+TEST_CASE(
+    "sharing probe: ranks that can share find it out, also with one that only answers, and keep "
+    "nothing of it") {
   Sharers three(3);
   three.probes.front()->look();  // nobody has asked
   CHECK(three.devices.front()->contexts.empty());
@@ -87,15 +89,17 @@ TEST_CASE("sharing probe: ranks that can share find it out, also with one that o
 }
 
 TEST_CASE("sharing probe: where one is refused anything, none shares, and one says why") {
-  for (const std::string call : {"cudaMalloc", "cudaIpcGetMemHandle", "cudaEventCreateWithFlags", "cudaIpcGetEventHandle",
-                                 "cudaIpcOpenMemHandle", "cudaIpcOpenEventHandle"})
+  for (const std::string call :
+       {"cudaMalloc", "cudaIpcGetMemHandle", "cudaEventCreateWithFlags", "cudaIpcGetEventHandle",
+        "cudaIpcOpenMemHandle", "cudaIpcOpenEventHandle"})
     for (const std::size_t guilty : {0, 2}) {
       CAPTURE(call);
       CAPTURE(guilty);
       Sharers three(3);
       three.devices[guilty]->fail_call(call, 700);
       CHECK(three.decide() == std::vector<bool>{false, false, false});
-      CHECK(three.said == std::vector<std::string>{std::to_string(guilty) + ": " + call + " says host CUDA says 700"});
+      CHECK(three.said == std::vector<std::string>{std::to_string(guilty) + ": " + call +
+                                                   " says host CUDA says 700"});
       for (const auto& device : three.devices) CHECK(device->leaks().empty());
       CHECK(three.cluster.misuses().empty());
     }
@@ -110,7 +114,8 @@ TEST_CASE("sharing probe: a wait that lasts is told of once, and who has not ans
   std::atomic<bool> failed{false};
   const auto make = [&](std::chrono::milliseconds limit) {
     return std::make_unique<SharingProbe>(
-        device.table(), 0, std::vector{&first, &second, &third}, 0, [] {}, [&] { return failed.load(); }, Remark(),
+        device.table(), 0, std::vector{&first, &second, &third}, 0, [] {},
+        [&] { return failed.load(); }, Remark(),
         SharingPatience{limit, [&](const std::vector<std::size_t>& missing) {
                           told.push_back(missing);
                           failed = true;
@@ -128,7 +133,9 @@ TEST_CASE("sharing probe: a wait that lasts is told of once, and who has not ans
   CHECK(told.size() == 1);
 }
 
-TEST_CASE("sharing probe: a rank alone tries nothing, and who waits for one that has died is let go with the world") {
+TEST_CASE(
+    "sharing probe: a rank alone tries nothing, and who waits for one that has died is let go with "
+    "the world") {
   Sharers alone(1);
   CHECK(alone.probes.front()->possible());
   CHECK(alone.devices.front()->contexts.empty());

@@ -1,5 +1,6 @@
-// The code of the copy kernels, run on the host: each thread of each block in turn, against the oracle. What CUDA's headers would give is
-// given here, so that the index arithmetic is tested where there is no GPU; tests/gpu tests the same cases on one.
+// The code of the copy kernels, run on the host: each thread of each block in turn, against the
+// oracle. What CUDA's headers would give is given here, so that the index arithmetic is tested
+// where there is no GPU; tests/gpu tests the same cases on one.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -22,7 +23,8 @@ struct CopyInTurn {
   CudaCode launch(const device::Table<kCapacity>& table, const Op& op, std::uint32_t chunks) const {
     ++*launches;
     for (std::uint32_t block = 0; block < chunks; ++block) {
-      for (int thread = 0; thread < device::kThreads; ++thread) device::copy_block<S, D>(table, op, block, thread);
+      for (int thread = 0; thread < device::kThreads; ++thread)
+        device::copy_block<S, D>(table, op, block, thread);
     }
     return CudaCode::Success;
   }
@@ -49,10 +51,12 @@ TEST_CASE("batched copy: the kernel's code, thread by thread") {
       const auto items = memory.items(tried, tried.in_place ? dst.base : src.base, dst.base);
       launches = 0;
       CHECK(device::copy_job(tried.job(items), CopyInTurn{&launches}) == CudaCode::Success);
-      return std::vector<std::byte>(dst.base, dst.base + (tried.in_place ? memory.src : memory.dst).size());
+      return std::vector<std::byte>(dst.base,
+                                    dst.base + (tried.in_place ? memory.src : memory.dst).size());
     });
     CHECK_MESSAGE(!failure, failure.value_or(""));
-    CHECK(launches == (static_cast<int>(tried.counts.size()) + kItemsPerLaunch - 1) / kItemsPerLaunch);
+    CHECK(launches ==
+          (static_cast<int>(tried.counts.size()) + kItemsPerLaunch - 1) / kItemsPerLaunch);
   });
   CHECK(cases > 500);
   CHECK(misaligned == 0);
@@ -84,11 +88,12 @@ TEST_CASE("batched copy: what is refused and what is nothing") {
   CHECK(device::copy_job({.items = empty}, CopyInTurn{&launches}) == CudaCode::Success);
   CHECK(device::copy_job({}, CopyInTurn{&launches}) == CudaCode::Success);
   CHECK(launches == 0);
-  CHECK(device::copy_job({.items = {}, .from = DataType::Float64, .to = DataType::Float16}, CopyInTurn{&launches}) ==
+  CHECK(device::copy_job({.items = {}, .from = DataType::Float64, .to = DataType::Float16},
+                         CopyInTurn{&launches}) == CudaCode::InvalidValue);
+  CHECK(device::copy_job({.items = {}, .from = DataType::Bool, .to = DataType::Bool, .factor = 2},
+                         CopyInTurn{&launches}) == CudaCode::InvalidValue);
+  CHECK(device::copy_job({.items = {}, .divisor = 0}, CopyInTurn{&launches}) ==
         CudaCode::InvalidValue);
-  CHECK(device::copy_job({.items = {}, .from = DataType::Bool, .to = DataType::Bool, .factor = 2}, CopyInTurn{&launches}) ==
-        CudaCode::InvalidValue);
-  CHECK(device::copy_job({.items = {}, .divisor = 0}, CopyInTurn{&launches}) == CudaCode::InvalidValue);
 }
 
 }  // namespace hvd::gpu::test

@@ -1,4 +1,5 @@
-// The code of the kernel that makes results of an abort unusable, run on the host: each thread in turn.
+// The code of the kernel that makes results of an abort unusable, run on the host: each thread in
+// turn.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -29,13 +30,18 @@ int poison_on_host(const PoisonJob& job) {
 
 }  // namespace
 
-TEST_CASE("poison: every byte of the items, and none beside them, whatever their sizes and addresses") {
+TEST_CASE(
+    "poison: every byte of the items, and none beside them, whatever their sizes and addresses") {
   std::vector<std::uint8_t> memory(300'000, 7);
-  const std::vector<PoisonItem> items{
-      {&memory[1], 1}, {&memory[5], 0}, {&memory[7], 33}, {&memory[64], 70'001}, {&memory[80'000], 200'000}};
+  const std::vector<PoisonItem> items{{&memory[1], 1},
+                                      {&memory[5], 0},
+                                      {&memory[7], 33},
+                                      {&memory[64], 70'001},
+                                      {&memory[80'000], 200'000}};
   CHECK(poison_on_host({.items = items, .mark = nullptr, .dtype = DataType::Float32}) == 1);
   std::vector<std::uint8_t> expected(memory.size(), 7);
-  for (const auto& [begin, bytes] : items) std::memset(expected.data() + (static_cast<std::uint8_t*>(begin) - memory.data()), 0xff, bytes);
+  for (const auto& [begin, bytes] : items)
+    std::memset(expected.data() + (static_cast<std::uint8_t*>(begin) - memory.data()), 0xff, bytes);
   CHECK(memory == expected);
 }
 
@@ -47,14 +53,16 @@ TEST_CASE("poison: a launch for each 128 items, none for nothing, and what is re
   CHECK(memory == std::vector<std::uint8_t>(300, 0x80));
   CHECK(poison_on_host({}) == 0);
   int launches = 0;
-  CHECK(poison::in_launches({.items = items, .mark = nullptr, .dtype = DataType::Int32}, [&](const poison::Table&, int) {
-          ++launches;
-          return CudaCode::InvalidValue;
-        }) == CudaCode::InvalidValue);
+  CHECK(poison::in_launches({.items = items, .mark = nullptr, .dtype = DataType::Int32},
+                            [&](const poison::Table&, int) {
+                              ++launches;
+                              return CudaCode::InvalidValue;
+                            }) == CudaCode::InvalidValue);
   CHECK(launches == 1);
 }
 
-TEST_CASE("poison: floats are NaN in every format, signed integers far below zero, truth values true") {
+TEST_CASE(
+    "poison: floats are NaN in every format, signed integers far below zero, truth values true") {
   const auto value_of = [](DataType dtype) {
     double value = 0;
     with_host_type(dtype, [&](auto tag) {
@@ -65,7 +73,8 @@ TEST_CASE("poison: floats are NaN in every format, signed integers far below zer
     return value;
   };
   using enum DataType;
-  for (const DataType dtype : {Float16, BFloat16, Float32, Float64}) CHECK(std::isnan(value_of(dtype)));
+  for (const DataType dtype : {Float16, BFloat16, Float32, Float64})
+    CHECK(std::isnan(value_of(dtype)));
   CHECK(poison_byte(Complex64) == poison_byte(Float32));
   CHECK(value_of(Int8) == -128);
   CHECK(value_of(Int32) == -2139062144);

@@ -1,5 +1,6 @@
-// The code of the reduction kernel, run on the host: each thread of each block in turn, against the host's scalar kernels, bit for bit.
-// What CUDA's headers would give is given here; tests/gpu tests the same cases on a GPU.
+// The code of the reduction kernel, run on the host: each thread of each block in turn, against the
+// host's scalar kernels, bit for bit. What CUDA's headers would give is given here; tests/gpu tests
+// the same cases on a GPU.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -22,7 +23,8 @@ struct ReduceInTurn {
   CudaCode launch(const reduction::Table& table, const Fold& fold, std::uint32_t chunks) const {
     ++*launches;
     for (std::uint32_t block = 0; block < chunks; ++block)
-      for (int thread = 0; thread < reduction::kThreads; ++thread) reduction::reduce_block<T>(table, fold, block, thread);
+      for (int thread = 0; thread < reduction::kThreads; ++thread)
+        reduction::reduce_block<T>(table, fold, block, thread);
     return CudaCode::Success;
   }
 };
@@ -53,7 +55,8 @@ TEST_CASE("shared reduce: the kernel's code, thread by thread") {
 TEST_CASE("shared reduce: what is not supported is refused, nothing is launched for nothing") {
   ReduceJob job;
   int launches = 0;
-  for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Product, ReduceOp::Average, ReduceOp::Adasum}) {
+  for (const ReduceOp op :
+       {ReduceOp::Sum, ReduceOp::Product, ReduceOp::Average, ReduceOp::Adasum}) {
     job.dtype = op == ReduceOp::Adasum ? DataType::Float32 : DataType::Bool;
     job.op = op;
     CHECK(reduction::reduce_job(job, ReduceInTurn{&launches}) == CudaCode::InvalidValue);

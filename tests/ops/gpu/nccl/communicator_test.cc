@@ -1,4 +1,5 @@
-// What ends a wait inside a library: a failed world, and a rank that has died, which nobody else finds.
+// What ends a wait inside a library: a failed world, and a rank that has died, which nobody else
+// finds.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -13,7 +14,9 @@
 
 namespace hvd::gpu::test {
 
-TEST_CASE("lost ranks: who waits with the turn finds a rank that has died, names it, and finds what others say") {
+TEST_CASE(
+    "lost ranks: who waits with the turn finds a rank that has died, names it, and finds what "
+    "others say") {
   struct alignas(64) Line {
     std::byte bytes[64];
   };
@@ -24,14 +27,16 @@ TEST_CASE("lost ranks: who waits with the turn finds a rank that has died, names
   std::thread([&] { own.begin_life(), std::this_thread::yield(), own.end_life(); }).join();
   const auto life_of = [](Board& board) {
     board.set_patience({{4, 7, 9}, {}, {}});
-    return DomainLife{[&board] { return board.failed(); }, [&board] { return board.end_if_one_died(); }};
+    return DomainLife{[&board] { return board.failed(); },
+                      [&board] { return board.end_if_one_died(); }};
   };
   const auto over = world_has_failed(life_of(own));
   CHECK_FALSE(over());
   std::thread([&] { Board(block, 2).begin_life(); }).join();  // ends without a word
   const auto start = std::chrono::steady_clock::now();
   bool found = false;
-  while (!found && std::chrono::steady_clock::now() - start < std::chrono::seconds(60)) found = over();
+  while (!found && std::chrono::steady_clock::now() - start < std::chrono::seconds(60))
+    found = over();
   REQUIRE(found);
   CHECK(own.failure().code() == Status::Code::RankFailed);
   CHECK(own.failure().text().find("rank 9 died") != std::string::npos);

@@ -1,6 +1,7 @@
-// How the NCCL backend fails, on the host table: every call refused, asynchronous errors, ranks that never come, memory that ends.
-// What must hold each time: a BackendError that names the call and the rank, on every rank; each communicator aborted exactly once; every
-// handle let go (World::run looks); no hang (its watchdog looks).
+// How the NCCL backend fails, on the host table: every call refused, asynchronous errors, ranks
+// that never come, memory that ends. What must hold each time: a BackendError that names the call
+// and the rank, on every rank; each communicator aborted exactly once; every handle let go
+// (World::run looks); no hang (its watchdog looks).
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -60,9 +61,12 @@ void use_everything(Rank& self, std::vector<Tensor>& tensors, std::vector<Tensor
   self.run(self.traits(OpKind::Reducescatter, DataType::Float32), gathered);
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
-/// Runs `body` on a rank as an engine would: its failure is told to all ranks, and all abort. Returns the words, "" if it went well.
+/// Runs `body` on a rank as an engine would: its failure is told to all ranks, and all abort.
+/// Returns the words, "" if it went well.
 std::string failure_of(Rank& self, const std::function<void()>& body) {
   std::string words;
   try {
@@ -75,13 +79,15 @@ std::string failure_of(Rank& self, const std::function<void()>& body) {
   if (!words.empty()) self.world.failed = true;
   self.backend->abort();
   self.backend->abort();  // an engine calls it once; twice must not hurt
-  for (const auto& [comm, times] : self.device.aborts) expect(times == 1, "an abort per communicator");
+  for (const auto& [comm, times] : self.device.aborts)
+    expect(times == 1, "an abort per communicator");
   return words;
 }
 
 constexpr std::uint8_t kHalfDone = 0x3f;  // of a float that looks like a result
 
-/// A collective that rank 1 never comes to, because of a kernel of its user's, is aborted on both; the streams then go on.
+/// A collective that rank 1 never comes to, because of a kernel of its user's, is aborted on both;
+/// the streams then go on.
 void abort_under_way(OpKind kind, DataType dtype, std::size_t tensors) {
   World world(2);
   std::barrier all(2);
@@ -95,22 +101,26 @@ void abort_under_way(OpKind kind, DataType dtype, std::size_t tensors) {
       tensor.name = "t";
       tensor.input = encoded(dtype, std::vector<double>(6 * lanes, 1));
       tensor.output.resize(tensor.input.size());
-      if (kind == OpKind::Allgather) tensor.counts = {6, 6}, tensor.output.resize(2 * tensor.input.size());
+      if (kind == OpKind::Allgather)
+        tensor.counts = {6, 6}, tensor.output.resize(2 * tensor.input.size());
       if (kind == OpKind::Alltoall) tensor.counts = tensor.sends = {3, 3};
-      if (kind == OpKind::Reducescatter) tensor.counts = {3, 3}, tensor.output.resize(tensor.input.size() / 2);
+      if (kind == OpKind::Reducescatter)
+        tensor.counts = {3, 3}, tensor.output.resize(tensor.input.size() / 2);
       if (self.rank == 1) tensor.ready_event = self.device.user_event(gate);
     }
     auto traits = self.traits(kind, dtype, dtype == DataType::Bool ? ReduceOp::Max : ReduceOp::Sum);
     traits.root = 1;
     auto execution = self.backend->launch(Rank::batch(traits, made));
-    for (int i = 0; i < 20; ++i) expect(execution->advance() == Progress::Idle, "one rank to wait for the other");
+    for (int i = 0; i < 20; ++i)
+      expect(execution->advance() == Progress::Idle, "one rank to wait for the other");
     all.arrive_and_wait();
     gate = true;
     self.backend->abort();
     const bool is_source = kind == OpKind::Broadcast && self.rank == 1;
     for (const Tensor& tensor : made)
       for (const std::byte byte : tensor.output)
-        expect(byte == std::byte{poison_byte(dtype)} || (is_source && dtype == DataType::Bool), "nothing that looks like a result");
+        expect(byte == std::byte{poison_byte(dtype)} || (is_source && dtype == DataType::Bool),
+               "nothing that looks like a result");
   });
 }
 
@@ -152,12 +162,16 @@ TEST_CASE("nccl: any refused call is a BackendError with its name, and every ran
                                 {"ncclReduce", 1, true},
                                 {"ncclRedOpCreatePreMulSum", 1, true},
                                 {"ncclRedOpDestroy", 1, true}};
-  for (const auto& [ranks, registration] : {std::pair(1, Registration::Buffer), std::pair(3, Registration::Buffer),
-                                            std::pair(1, Registration::Window), std::pair(3, Registration::Window)}) {
+  for (const auto& [ranks, registration] :
+       {std::pair(1, Registration::Buffer), std::pair(3, Registration::Buffer),
+        std::pair(1, Registration::Window), std::pair(3, Registration::Window)}) {
     for (const auto& [call, nth, of_several_ranks] : cases) {
       if (of_several_ranks && ranks == 1) continue;
-      if (call == (registration == Registration::Window ? "ncclCommRegister" : "ncclCommWindowRegister")) continue;
-      if (call.starts_with("ncclRedOp") && registration == Registration::Window) continue;  // NCCL sums alone
+      if (call ==
+          (registration == Registration::Window ? "ncclCommRegister" : "ncclCommWindowRegister"))
+        continue;
+      // NCCL sums alone
+      if (call.starts_with("ncclRedOp") && registration == Registration::Window) continue;
       CAPTURE(ranks);
       CAPTURE(static_cast<int>(registration));
       CAPTURE(call);
@@ -176,21 +190,27 @@ TEST_CASE("nccl: any refused call is a BackendError with its name, and every ran
       }
       // The larger attempt and the exact one must both fail before there is nothing to pack into.
       if (name == "ncclMemAlloc") world.devices[static_cast<std::size_t>(guilty)]->memory_bytes = 0;
-      world.devices[static_cast<std::size_t>(guilty)]->fail_call(name, name.starts_with("cuda") || name.starts_with("launch") ? 700 : 3,
-                                                                 nth);
+      world.devices[static_cast<std::size_t>(guilty)]->fail_call(
+          name, name.starts_with("cuda") || name.starts_with("launch") ? 700 : 3, nth);
       world.run([&](Rank& self) {
         auto tensors = tensors_of(2, 5), gathered = tensors_of(2, 4);
-        const std::string words = failure_of(self, [&] { use_everything(self, tensors, gathered); });
+        const std::string words =
+            failure_of(self, [&] { use_everything(self, tensors, gathered); });
         if (self.rank == guilty) {
           expect(contains(words, name + " "), "the call's name in: " + words);
-          expect(contains(words, "rank " + std::to_string(guilty) + " (cuda:" + std::to_string(guilty) + ")"), "the rank in: " + words);
+          expect(contains(words, "rank " + std::to_string(guilty) +
+                                     " (cuda:" + std::to_string(guilty) + ")"),
+                 "the rank in: " + words);
           expect(contains(words, "'layer0', 'layer1'"), "the tensors in: " + words);
-          expect(contains(words, name.starts_with("nccl") ? "host NCCL says" : "host CUDA says"), "the library's words in: " + words);
-          const bool points = name.starts_with("nccl") && name != "ncclMemAlloc" && name != "ncclGetUniqueId";
+          expect(contains(words, name.starts_with("nccl") ? "host NCCL says" : "host CUDA says"),
+                 "the library's words in: " + words);
+          const bool points =
+              name.starts_with("nccl") && name != "ncclMemAlloc" && name != "ncclGetUniqueId";
           expect(!points || contains(words, "; NCCL_DEBUG=WARN"), "the way to more in: " + words);
           expect(!self.device.fail_pending(name), "the failure to have been used");
         } else if (name == "ncclGetUniqueId") {
-          expect(contains(words, "rank 0 says: host NCCL says 3"), "the first rank's reason in: " + words);
+          expect(contains(words, "rank 0 says: host NCCL says 3"),
+                 "the first rank's reason in: " + words);
         }
         expect(self.world.failed, "the world to know");
         self.backend.reset();
@@ -212,14 +232,17 @@ std::string ending_of(Execution& execution) {
 /// Whether the launch throws.
 bool refuses(const Rank& self, std::vector<Tensor>& tensors) {
   try {
-    static_cast<void>(self.backend->launch(Rank::batch(self.traits(OpKind::Allreduce, DataType::Float32), tensors)));
+    static_cast<void>(self.backend->launch(
+        Rank::batch(self.traits(OpKind::Allreduce, DataType::Float32), tensors)));
     return false;
   } catch (const BackendError&) {
     return true;
   }
 }
 
-TEST_CASE("nccl: a failed launch aborts nothing and marks nothing before the world knows of it, and is the last") {
+TEST_CASE(
+    "nccl: a failed launch aborts nothing and marks nothing before the world knows of it, and is "
+    "the last") {
   World world(2);
   std::barrier all(2);
   world.run([&](Rank& self) {
@@ -228,15 +251,20 @@ TEST_CASE("nccl: a failed launch aborts nothing and marks nothing before the wor
     const bool refused = refuses(self, tensors), refused_again = refuses(self, tensors);
     const bool marked = std::atomic_ref(*self.world.abort_word(self.rank)).load() != 0;
     all.arrive_and_wait();
-    expect(refused && self.device.aborts.empty() && !marked, "an error, and the others' kernels to wait on");
+    expect(refused && self.device.aborts.empty() && !marked,
+           "an error, and the others' kernels to wait on");
     expect(refused_again, "no launch any more");
     self.world.failed = true;
     self.backend->abort();  // also waits until the stream is done with the tensors
-    expect(self.device.aborts.size() == 1 && std::atomic_ref(*self.world.abort_word(self.rank)).load() == 1, "the abort, and its mark");
+    expect(self.device.aborts.size() == 1 &&
+               std::atomic_ref(*self.world.abort_word(self.rank)).load() == 1,
+           "the abort, and its mark");
   });
 }
 
-TEST_CASE("nccl: a rank whose peer has aborted first has no result, though nothing of its own was aborted") {
+TEST_CASE(
+    "nccl: a rank whose peer has aborted first has no result, though nothing of its own was "
+    "aborted") {
   for (const OpKind kind : {OpKind::Allreduce, OpKind::Broadcast, OpKind::Alltoall}) {
     CAPTURE(std::string(name_of(kind)));
     World world(2);
@@ -251,16 +279,19 @@ TEST_CASE("nccl: a rank whose peer has aborted first has no result, though nothi
       auto traits = self.traits(kind, DataType::Float32);
       traits.root = 1;
       auto execution = self.backend->launch(Rank::batch(traits, tensors));
-      for (int i = 0; i < 20; ++i) expect(execution->advance() == Progress::Idle, "one rank to wait for the other");
+      for (int i = 0; i < 20; ++i)
+        expect(execution->advance() == Progress::Idle, "one rank to wait for the other");
       all.arrive_and_wait();
       if (self.rank == 1) self.backend->abort();
       all.arrive_and_wait();
       if (self.rank == 0) {
         const std::string words = ending_of(*execution);
-        expect(contains(words, "another rank has aborted its communicators"), "no result, got: " + words);
+        expect(contains(words, "another rank has aborted its communicators"),
+               "no result, got: " + words);
         expect(self.device.aborts.empty(), "this rank's communicator to be as it was");
         for (const Tensor& tensor : tensors)
-          expect(std::isnan(decoded(DataType::Float32, tensor.output).front()), "nothing that looks like a result for the user's stream");
+          expect(std::isnan(decoded(DataType::Float32, tensor.output).front()),
+                 "nothing that looks like a result for the user's stream");
       }
       never = true;
       self.backend->abort();
@@ -278,13 +309,15 @@ TEST_CASE("nccl: where the device cannot read the shared word, the host's view o
       std::atomic<bool> never{false};
       auto tensors = tensors_of(2, 6);
       if (self.rank == 1) tensors.front().ready_event = self.device.user_event(never);
-      auto execution = self.backend->launch(Rank::batch(self.traits(OpKind::Allreduce, DataType::Float32), tensors));
+      auto execution = self.backend->launch(
+          Rank::batch(self.traits(OpKind::Allreduce, DataType::Float32), tensors));
       expect(self.device.calls("cudaHostAlloc") == 1, "a word of its own");
       all.arrive_and_wait();
       if (self.rank == 1) self.backend->abort();
       all.arrive_and_wait();
       const std::string words = self.rank == 0 ? ending_of(*execution) : std::string();
-      expect(self.rank == 1 || contains(words, "another rank has aborted its communicators"), "no result, got: " + words);
+      expect(self.rank == 1 || contains(words, "another rank has aborted its communicators"),
+             "no result, got: " + words);
       never = true;
       self.backend->abort();
     });
@@ -306,13 +339,19 @@ TEST_CASE("nccl: the names of a large batch are cut, one tensor has no list") {
   world.run([](Rank& self) {
     self.device.fail_call("ncclAllReduce", 1);
     auto tensors = tensors_of(8, 3);
-    const std::string words = failure_of(self, [&] { self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors); });
-    const std::string where = std::to_string(self.rank) + " (cuda:" + std::to_string(self.rank) + ")";
-    expect(contains(words, "ncclAllReduce failed on rank " + where +
-                               " for 'layer0', 'layer1', 'layer2' and 5 more: host NCCL says 1 (NCCL error 1)"),
+    const std::string words = failure_of(
+        self, [&] { self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors); });
+    const std::string where =
+        std::to_string(self.rank) + " (cuda:" + std::to_string(self.rank) + ")";
+    expect(contains(
+               words,
+               "ncclAllReduce failed on rank " + where +
+                   " for 'layer0', 'layer1', 'layer2' and 5 more: host NCCL says 1 (NCCL error 1)"),
            "the whole sentence, got: " + words);
-    const std::string later = failure_of(self, [&] { self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors); });
-    expect(contains(later, "aborted after an earlier failure"), "later launches to fail too, got: " + later);
+    const std::string later = failure_of(
+        self, [&] { self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors); });
+    expect(contains(later, "aborted after an earlier failure"),
+           "later launches to fail too, got: " + later);
   });
 }
 
@@ -333,17 +372,24 @@ TEST_CASE("nccl: an asynchronous error aborts the communicator while batches are
       self.finish(*b);
     });
     if (self.rank == 1) {
-      expect(contains(words, "ncclCommGetAsyncError") && contains(words, "host NCCL says 6"), "the asynchronous error in: " + words);
+      expect(contains(words, "ncclCommGetAsyncError") && contains(words, "host NCCL says 6"),
+             "the asynchronous error in: " + words);
     } else {
-      expect(contains(words, "another rank has failed") || contains(words, "another rank has aborted"), "to be told, got: " + words);
+      expect(
+          contains(words, "another rank has failed") || contains(words, "another rank has aborted"),
+          "to be told, got: " + words);
     }
   });
 }
 
-TEST_CASE("nccl: what an abort leaves half done is NaN before any stream goes on, whatever the operation and the type") {
+TEST_CASE(
+    "nccl: what an abort leaves half done is NaN before any stream goes on, whatever the operation "
+    "and the type") {
   using enum DataType;
-  for (const OpKind kind : {OpKind::Allreduce, OpKind::Broadcast, OpKind::Allgather, OpKind::Alltoall, OpKind::Reducescatter})
-    for (const DataType dtype : {Float32, Float64, Float16, BFloat16, Complex64, Int32, UInt8, Bool})
+  for (const OpKind kind : {OpKind::Allreduce, OpKind::Broadcast, OpKind::Allgather,
+                            OpKind::Alltoall, OpKind::Reducescatter})
+    for (const DataType dtype :
+         {Float32, Float64, Float16, BFloat16, Complex64, Int32, UInt8, Bool})
       for (const std::size_t tensors : {1, 3}) {
         CAPTURE(std::string(name_of(kind)));
         CAPTURE(std::string(name_of(dtype)));
@@ -352,7 +398,8 @@ TEST_CASE("nccl: what an abort leaves half done is NaN before any stream goes on
       }
 }
 
-TEST_CASE("nccl: what was done before an abort stays, and so does a root's tensor that is where it was") {
+TEST_CASE(
+    "nccl: what was done before an abort stays, and so does a root's tensor that is where it was") {
   World world(2);
   std::barrier all(2);
   world.run([&](Rank& self) {
@@ -362,15 +409,18 @@ TEST_CASE("nccl: what was done before an abort stays, and so does a root's tenso
     self.run(self.traits(OpKind::Allreduce, DataType::Float32), done);
     sent.front().in_place = true;
     if (self.rank == 1) sent.front().ready_event = self.device.user_event(never);
-    auto execution = self.backend->launch(Rank::batch(self.traits(OpKind::Broadcast, DataType::Float32), sent));
+    auto execution =
+        self.backend->launch(Rank::batch(self.traits(OpKind::Broadcast, DataType::Float32), sent));
     execution->advance();
     all.arrive_and_wait();
     never = true;
     self.backend->abort();
     for (const Tensor& tensor : done)
-      expect(decoded(DataType::Float32, tensor.output) == std::vector<double>(5, 2), "what was there before to be there");
+      expect(decoded(DataType::Float32, tensor.output) == std::vector<double>(5, 2),
+             "what was there before to be there");
     const auto got = decoded(DataType::Float32, sent.front().input);
-    expect(self.rank == 0 ? got == std::vector<double>(5, 1) : std::isnan(got.front()), "the source alone to be as it was");
+    expect(self.rank == 0 ? got == std::vector<double>(5, 1) : std::isnan(got.front()),
+           "the source alone to be as it was");
   });
 }
 
@@ -378,7 +428,8 @@ TEST_CASE("nccl: executions of an aborted world fail, and tell why") {
   World world(1);
   world.run([](Rank& self) {
     auto tensors = tensors_of(2, 5);
-    auto execution = self.backend->launch(Rank::batch(self.traits(OpKind::Broadcast, DataType::Float32), tensors));
+    auto execution = self.backend->launch(
+        Rank::batch(self.traits(OpKind::Broadcast, DataType::Float32), tensors));
     self.backend->abort();
     const std::string words = failure_of(self, [&] { execution->advance(); });
     expect(contains(words, "the communicator was aborted"), "the reason, got: " + words);
@@ -393,8 +444,10 @@ TEST_CASE("nccl: a rank that never comes is given up on") {
   world.run([](Rank& self) {
     if (self.rank == 1) return;
     auto tensors = tensors_of(1, 5);
-    const std::string words = failure_of(self, [&] { self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors); });
-    expect(contains(words, "ncclCommInitRankConfig") && contains(words, "no answer for 30 ms"), "the wait's end, got: " + words);
+    const std::string words = failure_of(
+        self, [&] { self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors); });
+    expect(contains(words, "ncclCommInitRankConfig") && contains(words, "no answer for 30 ms"),
+           "the wait's end, got: " + words);
   });
 }
 
@@ -414,7 +467,8 @@ TEST_CASE("nccl: a wait inside NCCL ends when the world has failed") {
     auto traits = self.traits(OpKind::Broadcast, DataType::Float32);
     traits.set = &alone;
     const std::string words = failure_of(self, [&] { self.run(traits, tensors); });
-    expect(contains(words, "ncclBroadcast") && contains(words, "the world has failed"), "the interruption, got: " + words);
+    expect(contains(words, "ncclBroadcast") && contains(words, "the world has failed"),
+           "the interruption, got: " + words);
   });
 }
 
@@ -425,10 +479,14 @@ TEST_CASE("nccl: out of memory says how much was asked for, after trying the lea
     const auto traits = self.traits(OpKind::Allreduce, DataType::Float32);
     auto fits = tensors_of(2, 650000);  // 5 MiB: 8 are wanted, 6 are enough
     self.run(traits, fits);
-    expect(self.device.allocations == std::vector<std::size_t>{std::size_t{8} << 20, std::size_t{6} << 20}, "a second attempt");
+    expect(self.device.allocations ==
+               std::vector<std::size_t>{std::size_t{8} << 20, std::size_t{6} << 20},
+           "a second attempt");
     auto large = tensors_of(2, 2500000);
     const std::string words = failure_of(self, [&] { self.run(traits, large); });
-    expect(contains(words, "20.0 MiB were asked for as fusion buffer (1.0 MiB of 8192.0 MiB are free)"), "the sizes, got: " + words);
+    expect(contains(words,
+                    "20.0 MiB were asked for as fusion buffer (1.0 MiB of 8192.0 MiB are free)"),
+           "the sizes, got: " + words);
   });
 }
 
@@ -438,12 +496,15 @@ TEST_CASE("nccl: a window that one rank has no memory for is an error on all, no
   world.devices[1]->memory_bytes = std::size_t{7} << 20;
   world.run([](Rank& self) {
     auto tensors = tensors_of(2, 650000);  // 5 MiB: 8 are wanted, and 6 would be enough
-    const std::string words = failure_of(self, [&] { self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors); });
-    expect(self.device.allocations == std::vector<std::size_t>{std::size_t{8} << 20}, "one attempt");
+    const std::string words = failure_of(
+        self, [&] { self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors); });
+    expect(self.device.allocations == std::vector<std::size_t>{std::size_t{8} << 20},
+           "one attempt");
     if (self.rank == 1) {
       expect(contains(words, "8.0 MiB were asked for as fusion buffer"), "the size, got: " + words);
     } else {
-      expect(contains(words, "ncclCommWindowRegister") && contains(words, "the world has failed"), "the wait's end, got: " + words);
+      expect(contains(words, "ncclCommWindowRegister") && contains(words, "the world has failed"),
+             "the wait's end, got: " + words);
     }
   });
 }
@@ -451,16 +512,19 @@ TEST_CASE("nccl: a window that one rank has no memory for is an error on all, no
 TEST_CASE("nccl: an exchange that delivers nonsense is an error") {
   HostCluster cluster;
   HostDevice device(cluster, 0);
-  NcclBackend backend(device.table(), 0,
-                      [](const ProcessSetInfo&, std::vector<std::byte>) { return std::vector<std::byte>(5, std::byte{1}); });
+  NcclBackend backend(device.table(), 0, [](const ProcessSetInfo&, std::vector<std::byte>) {
+    return std::vector<std::byte>(5, std::byte{1});
+  });
   ProcessSetInfo set;
   set.ranks = {0};
   set.rank = 0;
   Batch batch;
   batch.traits.kind = OpKind::Broadcast;
   batch.traits.set = &set;
-  CHECK_THROWS_WITH_AS(static_cast<void>(backend.launch(batch)),
-                       "the exchange of NCCL's unique id failed on rank 0 (cuda:0): 5 bytes arrived instead of 129", BackendError);
+  CHECK_THROWS_WITH_AS(
+      static_cast<void>(backend.launch(batch)),
+      "the exchange of NCCL's unique id failed on rank 0 (cuda:0): 5 bytes arrived instead of 129",
+      BackendError);
 }
 
 TEST_CASE("nccl: a root outside the process set and an operation that is not supported") {
@@ -469,14 +533,19 @@ TEST_CASE("nccl: a root outside the process set and an operation that is not sup
     auto tensors = tensors_of(1, 5);
     auto traits = self.traits(OpKind::Broadcast, DataType::Float32);
     traits.root = 3;
-    expect(contains(failure_of(self, [&] { self.run(traits, tensors); }), "root rank 3 is not in the process set"), "a refused root");
+    expect(contains(failure_of(self, [&] { self.run(traits, tensors); }),
+                    "root rank 3 is not in the process set"),
+           "a refused root");
   });
   World other(1);
   other.run([](Rank& self) {
     auto tensors = tensors_of(1, 5);
-    expect(
-        contains(failure_of(self, [&] { self.run(self.traits(OpKind::Barrier, DataType::Float32), tensors); }), "barrier is not supported"),
-        "a refused operation");
+    expect(contains(failure_of(self,
+                               [&] {
+                                 self.run(self.traits(OpKind::Barrier, DataType::Float32), tensors);
+                               }),
+                    "barrier is not supported"),
+           "a refused operation");
   });
 }
 
@@ -489,7 +558,8 @@ TEST_CASE("nccl: memory is not freed under a device that does not come to rest")
     NcclOptions options;
     options.rest_limit = std::chrono::milliseconds(20);
     NcclBackend backend(
-        device.table(), 0, [](const ProcessSetInfo&, std::vector<std::byte> mine) { return mine; }, options);
+        device.table(), 0, [](const ProcessSetInfo&, std::vector<std::byte> mine) { return mine; },
+        options);
     ProcessSetInfo set;
     set.ranks = {0};
     set.rank = 0;
@@ -513,7 +583,8 @@ TEST_CASE("nccl: an abort that hangs holds nobody up") {
   static GpuApi table = locked(device.table(), mutex);
   std::promise<void> gate;
   std::atomic<bool> ended{false};
-  table.comm_abort = [&, open = gate.get_future().share(), inner = table.comm_abort](NcclComm* comm) {
+  table.comm_abort = [&, open = gate.get_future().share(),
+                      inner = table.comm_abort](NcclComm* comm) {
     open.wait();
     const NcclCode code = inner(comm);
     ended = true;

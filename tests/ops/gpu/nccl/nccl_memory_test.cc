@@ -1,5 +1,6 @@
-// What the NCCL backend does with memory, on the host table: fusion buffers that are outgrown, blocks that are lent, what is left alone
-// where the device does not come to rest. And what it leaves to others.
+// What the NCCL backend does with memory, on the host table: fusion buffers that are outgrown,
+// blocks that are lent, what is left alone where the device does not come to rest. And what it
+// leaves to others.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -39,7 +40,8 @@ std::vector<Tensor> filled(const std::vector<std::size_t>& counts, double value)
 void expect_all(const std::vector<Tensor>& tensors, double value) {
   for (const auto& tensor : tensors) {
     const auto got = decoded(DataType::Float32, tensor.output);
-    expect(std::all_of(got.begin(), got.end(), [&](double number) { return number == value; }), tensor.name + " to be the ranks' sum");
+    expect(std::all_of(got.begin(), got.end(), [&](double number) { return number == value; }),
+           tensor.name + " to be the ranks' sum");
   }
 }
 
@@ -52,7 +54,8 @@ struct Solitary {
 
   std::unique_ptr<NcclBackend> backend(NcclOptions options = {}) const {
     return std::make_unique<NcclBackend>(
-        device.table(), 0, [](const ProcessSetInfo&, std::vector<std::byte> mine) { return mine; }, std::move(options));
+        device.table(), 0, [](const ProcessSetInfo&, std::vector<std::byte> mine) { return mine; },
+        std::move(options));
   }
   static BatchTraits traits(OpKind kind, const ProcessSetInfo& set) {
     BatchTraits made;
@@ -65,7 +68,8 @@ struct Solitary {
 
 }  // namespace
 
-TEST_CASE("nccl: windows are taken where an abort ends the kernels over them, and buffers elsewhere") {
+TEST_CASE(
+    "nccl: windows are taken where an abort ends the kernels over them, and buffers elsewhere") {
   HostCluster cluster;
   HostDevice device(cluster, 0);
   for (const int version : {22700, 22809, 22906}) {
@@ -88,7 +92,8 @@ TEST_CASE("nccl: windows are taken where an abort ends the kernels over them, an
   CHECK(registration_of(Registration::Window, false) == Registration::Buffer);
 }
 
-TEST_CASE("nccl: outgrown fusion buffers go one after the other, each when the stream has passed it") {
+TEST_CASE(
+    "nccl: outgrown fusion buffers go one after the other, each when the stream has passed it") {
   struct Work {
     std::atomic<bool> first_gate{false}, third_gate{false};
     std::vector<std::vector<Tensor>> batches;
@@ -101,18 +106,22 @@ TEST_CASE("nccl: outgrown fusion buffers go one after the other, each when the s
     world.run([&](Rank& self) {
       auto& [first_gate, third_gate, batches] = works[static_cast<std::size_t>(self.rank)];
       const auto traits = self.traits(OpKind::Allreduce, DataType::Float32);
-      for (const std::size_t count : {10, 700000, 3000000, 10}) batches.push_back(filled({count, 3}, self.rank + 1));
+      for (const std::size_t count : {10, 700000, 3000000, 10})
+        batches.push_back(filled({count, 3}, self.rank + 1));
       batches[0][0].ready_event = self.device.user_event(first_gate);
       batches[2][0].ready_event = self.device.user_event(third_gate);
       std::vector<std::unique_ptr<Execution>> executions;
-      const auto launch = [&](std::size_t batch) { executions.push_back(self.backend->launch(Rank::batch(traits, batches[batch]))); };
+      const auto launch = [&](std::size_t batch) {
+        executions.push_back(self.backend->launch(Rank::batch(traits, batches[batch])));
+      };
       for (const std::size_t batch : {0, 1, 2}) launch(batch);
       expect(self.device.live_memory() == 3, "all three while the first batch is under way");
       first_gate = true;
       self.finish(*executions[0]);
       self.finish(*executions[1]);
       launch(3);
-      expect(self.device.live_memory() == 2, "the first to be freed, the second not: what comes after it waits");
+      expect(self.device.live_memory() == 2,
+             "the first to be freed, the second not: what comes after it waits");
       third_gate = true;
       self.finish(*executions[2]);
       self.finish(*executions[3]);
@@ -136,7 +145,8 @@ TEST_CASE("nccl: what a call takes of the memory is measured and told, as far as
   const MemoryUse use(site, remark);
   device.memory_bytes -= std::size_t{36} << 20;
   use.say("a buffer takes", std::size_t{32} << 20);
-  CHECK(told == std::vector<std::string>{"a buffer takes 36.0 MiB of cuda:0's memory (32.0 MiB were asked for)"});
+  CHECK(told == std::vector<std::string>{
+                    "a buffer takes 36.0 MiB of cuda:0's memory (32.0 MiB were asked for)"});
   device.memory_bytes += std::size_t{37} << 20;
   use.say("a buffer takes", 5);  // somebody else has freed some
   device.fail_call("cudaMemGetInfo", 1);
@@ -160,11 +170,14 @@ TEST_CASE("nccl: what a call takes of the memory is measured and told, as far as
       self.run(self.traits(OpKind::Allreduce, DataType::Float32), tensors);
     });
     std::sort(told.begin(), told.end());
-    const std::string besides = registration == Registration::Window ? "a symmetric window of NCCL's over a fusion buffer takes besides"
-                                                                     : "the registration of a fusion buffer with NCCL takes besides";
+    const std::string besides =
+        registration == Registration::Window
+            ? "a symmetric window of NCCL's over a fusion buffer takes besides"
+            : "the registration of a fusion buffer with NCCL takes besides";
     std::vector<std::string> expected;
     for (const std::string gpu : {"cuda:0", "cuda:1"}) {
-      expected.push_back("a fusion buffer of NCCL's takes 2.0 MiB of " + gpu + "'s memory (2.0 MiB were asked for)");
+      expected.push_back("a fusion buffer of NCCL's takes 2.0 MiB of " + gpu +
+                         "'s memory (2.0 MiB were asked for)");
       expected.push_back(besides + " 3.0 MiB of " + gpu + "'s memory (2.0 MiB were asked for)");
     }
     std::sort(expected.begin(), expected.end());
@@ -184,16 +197,20 @@ TEST_CASE("nccl: out of memory on a device that does not say how much it has lef
     } catch (const BackendError& error) {
       words = error.what();
     }
-    expect(words.find("2.0 MiB were asked for as fusion buffer; lower the fusion threshold") != std::string::npos,
+    expect(words.find("2.0 MiB were asked for as fusion buffer; lower the fusion threshold") !=
+               std::string::npos,
            "no guess at the room, got: " + words);
     self.backend->abort();
   });
 }
 
-TEST_CASE("nccl: on a device that does not come to rest neither outgrown buffers are freed nor what was lent") {
+TEST_CASE(
+    "nccl: on a device that does not come to rest neither outgrown buffers are freed nor what was "
+    "lent") {
   Solitary here;
   auto small = filled({10, 3}, 1), large = filled({700000, 3}, 1);
-  for (auto* tensors : {&small, &large}) (*tensors)[0].ready_event = here.device.user_event(1 << 30, {});
+  for (auto* tensors : {&small, &large})
+    (*tensors)[0].ready_event = here.device.user_event(1 << 30, {});
   {
     NcclOptions options;
     options.rest_limit = std::chrono::milliseconds(20);
@@ -202,8 +219,10 @@ TEST_CASE("nccl: on a device that does not come to rest neither outgrown buffers
     auto out = backend->allocate(sum, kMiB);
     backend->allocate(sum, 5 * kMiB).reset();
     CHECK(here.device.live_memory() == 2);
-    auto first = backend->launch(Rank::batch(Solitary::traits(OpKind::Broadcast, here.myself), small));
-    auto second = backend->launch(Rank::batch(Solitary::traits(OpKind::Broadcast, here.myself), large));
+    auto first =
+        backend->launch(Rank::batch(Solitary::traits(OpKind::Broadcast, here.myself), small));
+    auto second =
+        backend->launch(Rank::batch(Solitary::traits(OpKind::Broadcast, here.myself), large));
     CHECK(second->advance() == Progress::Idle);
     CHECK(here.device.live_memory() == 4);
     backend.reset();
@@ -217,7 +236,8 @@ TEST_CASE("nccl: a device that cannot be asked counts as one that does not come 
   Solitary here;
   auto tensors = filled({10, 3}, 5);
   auto backend = here.backend();
-  auto execution = backend->launch(Rank::batch(Solitary::traits(OpKind::Broadcast, here.myself), tensors));
+  auto execution =
+      backend->launch(Rank::batch(Solitary::traits(OpKind::Broadcast, here.myself), tensors));
   while (execution->advance() != Progress::Done) continue;
   expect_all(tensors, 5);
   here.device.fail_call("cudaEventCreateWithFlags", 700);
@@ -227,19 +247,23 @@ TEST_CASE("nccl: a device that cannot be asked counts as one that does not come 
   CHECK(here.cluster.misuses().empty());
 }
 
-TEST_CASE("nccl: of idle blocks the smallest that is large enough is lent, and none that is far too large") {
+TEST_CASE(
+    "nccl: of idle blocks the smallest that is large enough is lent, and none that is far too "
+    "large") {
   Solitary here;
   const auto traits = Solitary::traits(OpKind::Allreduce, here.two);
   {
     const auto backend = here.backend();
     CHECK(backend->allocate(traits, 0) == nullptr);
     CHECK(here.device.calls("cudaMalloc") == 0);
-    auto huge = backend->allocate(traits, 64 * kMiB), six = backend->allocate(traits, 5 * kMiB), four = backend->allocate(traits, 3 * kMiB);
+    auto huge = backend->allocate(traits, 64 * kMiB), six = backend->allocate(traits, 5 * kMiB),
+         four = backend->allocate(traits, 3 * kMiB);
     const void* const at_six = six.get();
     const void* const at_four = four.get();
     CHECK(here.device.allocations == std::vector<std::size_t>{64 * kMiB, 6 * kMiB, 4 * kMiB});
     for (auto* block : {&huge, &six, &four}) block->reset();
-    const auto first = backend->allocate(traits, 3 * kMiB), second = backend->allocate(traits, 3 * kMiB);
+    const auto first = backend->allocate(traits, 3 * kMiB),
+               second = backend->allocate(traits, 3 * kMiB);
     CHECK(first.get() == at_four);
     CHECK(second.get() == at_six);
     CHECK(here.device.calls("cudaMalloc") == 3);
@@ -249,7 +273,9 @@ TEST_CASE("nccl: of idle blocks the smallest that is large enough is lent, and n
   CHECK(here.device.live_memory() == 0);
 }
 
-TEST_CASE("gpu memory: where there is none, what a front end keeps is given back, and it is tried once more") {
+TEST_CASE(
+    "gpu memory: where there is none, what a front end keeps is given back, and it is tried once "
+    "more") {
   struct Relief {
     explicit Relief(std::function<void()> call) { set_memory_relief(std::move(call)); }
     ~Relief() { set_memory_relief({}); }
@@ -272,12 +298,14 @@ TEST_CASE("gpu memory: where there is none, what a front end keeps is given back
     CHECK(asked == 1);
     here.device.memory_bytes = kMiB;
     SharedControl control{};
-    DevicePool pool(CallContext{.table = &here.device.table(), .rank = 0, .device = 0, .tensors = {}}, control);
+    DevicePool pool(
+        CallContext{.table = &here.device.table(), .rank = 0, .device = 0, .tensors = {}}, control);
     CHECK(pool.allocate(3 * kMiB) != nullptr);  // of a shared GPU's
     CHECK(asked == 2);
     here.device.memory_bytes = kMiB;
     auto tensors = filled({10, 3}, 5);  // a fusion buffer
-    const auto execution = backend->launch(Rank::batch(Solitary::traits(OpKind::Broadcast, here.myself), tensors));
+    const auto execution =
+        backend->launch(Rank::batch(Solitary::traits(OpKind::Broadcast, here.myself), tensors));
     while (execution->advance() != Progress::Done) continue;
     CHECK(asked == 3);
     const Relief failing([] { throw std::runtime_error("LibTorch has a reason of its own"); });
@@ -304,7 +332,9 @@ TEST_CASE("nccl: idle blocks make room for a larger one") {
   CHECK_FALSE(here.device.fail_pending("cudaSetDevice"));
 }
 
-TEST_CASE("nccl: what lies between tensors in the user's own memory is left alone, even where they lie as in the fusion buffer") {
+TEST_CASE(
+    "nccl: what lies between tensors in the user's own memory is left alone, even where they lie "
+    "as in the fusion buffer") {
   World world(2);
   world.run([](Rank& self) {
     const auto traits = self.traits(OpKind::Allreduce, DataType::Float32);
@@ -328,23 +358,29 @@ TEST_CASE("nccl: what lies between tensors in the user's own memory is left alon
       for (std::size_t t = 0; t < 2; ++t) {
         const auto& values = memory[t].values;
         const auto end = values.begin() + (t == 0 ? 3 : 5);
-        expect(std::all_of(values.begin(), end, [](float value) { return value == 12; }), "the sum of both ranks");
-        expect(std::all_of(end, values.end(), [&](float value) { return value == static_cast<float>(-1 - self.rank); }),
-               "the rest as it was");
+        expect(std::all_of(values.begin(), end, [](float value) { return value == 12; }),
+               "the sum of both ranks");
+        expect(
+            std::all_of(end, values.end(),
+                        [&](float value) { return value == static_cast<float>(-1 - self.rank); }),
+            "the rest as it was");
       }
       expect(self.device.launches.size() == 2, "packed and unpacked");
     }
   });
 }
 
-TEST_CASE("nccl: an alltoall of nothing needs no call, and sets that are not this backend's are left to others") {
+TEST_CASE(
+    "nccl: an alltoall of nothing needs no call, and sets that are not this backend's are left to "
+    "others") {
   World world(2);
   world.options.takes = [](const ProcessSetInfo& set) { return set.id == 0; };
   world.run([](Rank& self) {
     auto tensors = filled({0, 0}, 0);
     for (auto& tensor : tensors) tensor.counts = tensor.sends = {0, 0};
     self.run(self.traits(OpKind::Alltoall, DataType::Float32), tensors);
-    expect(self.device.enqueued == std::vector<std::string>{"cudaEventRecord"}, "nothing but the completion event");
+    expect(self.device.enqueued == std::vector<std::string>{"cudaEventRecord"},
+           "nothing but the completion event");
     auto traits = self.traits(OpKind::Allreduce, DataType::Float32);
     expect(self.backend->supports(traits), "the set of all ranks");
     const ProcessSetInfo other{1, self.set.ranks, self.set.rank};
@@ -354,7 +390,8 @@ TEST_CASE("nccl: an alltoall of nothing needs no call, and sets that are not thi
 }
 
 TEST_CASE("nccl: types that NCCL has no sum for must travel as another") {
-  CHECK_THROWS_WITH_AS(static_cast<void>(nccl_type(DataType::Int16)), "NCCL cannot reduce int16", InvalidArgument);
+  CHECK_THROWS_WITH_AS(static_cast<void>(nccl_type(DataType::Int16)), "NCCL cannot reduce int16",
+                       InvalidArgument);
   CHECK_THROWS_AS(static_cast<void>(nccl_type(DataType::Complex64)), InvalidArgument);
   CHECK(plan_reduction({DataType::Int16, ReduceOp::Sum, 1, 1}, 2).wire == DataType::Int32);
 }

@@ -1,4 +1,5 @@
-// The backend that stages tensors through the host, by itself, over a backend of host tensors made for the test. On the host table.
+// The backend that stages tensors through the host, by itself, over a backend of host tensors made
+// for the test. On the host table.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -21,7 +22,8 @@
 namespace hvd::gpu::test {
 namespace {
 
-/// Doubles floats, after so many calls that find nothing to do. Publishes nothing, as a backend without shared memory.
+/// Doubles floats, after so many calls that find nothing to do. Publishes nothing, as a backend
+/// without shared memory.
 class Doubling : public Backend {
  public:
   int idle_calls = 0;
@@ -31,8 +33,12 @@ class Doubling : public Backend {
   bool supports(const BatchTraits& traits) const override {
     return traits.device.kind == DeviceKind::Cpu && traits.kind == OpKind::Allreduce;
   }
-  void release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept override { released.push_back(location); }
-  std::unique_ptr<Execution> launch(Batch batch) override { return std::make_unique<Doubled>(std::move(batch), idle_calls); }
+  void release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept override {
+    released.push_back(location);
+  }
+  std::unique_ptr<Execution> launch(Batch batch) override {
+    return std::make_unique<Doubled>(std::move(batch), idle_calls);
+  }
 
  private:
   class Doubled : public Execution {
@@ -62,7 +68,8 @@ struct Stage {
 
   Stage() { traits.device = {DeviceKind::Cuda, 0}; }
   std::unique_ptr<StagedBackend> backend() {
-    return std::make_unique<StagedBackend>(device.table(), 0, 0, std::vector<Backend*>{&host}, arena, 0, nullptr);
+    return std::make_unique<StagedBackend>(device.table(), 0, 0, std::vector<Backend*>{&host},
+                                           arena, 0, nullptr);
   }
   static BatchMember member(std::string_view name, std::vector<float>& values) {
     BatchMember made;
@@ -83,7 +90,9 @@ struct Stage {
 
 }  // namespace
 
-TEST_CASE("staged: tensors of a backend that publishes nothing are told apart, and come back when host and device are done") {
+TEST_CASE(
+    "staged: tensors of a backend that publishes nothing are told apart, and come back when host "
+    "and device are done") {
   Stage stage;
   stage.device.delay = 2;
   stage.host.idle_calls = 3;
@@ -92,7 +101,8 @@ TEST_CASE("staged: tensors of a backend that publishes nothing are told apart, a
     std::vector<float> first{1, 2, 3}, second{10}, nothing;
     Batch batch;
     batch.traits = stage.traits;
-    for (const auto& [name, values] : {std::pair("first", &first), std::pair("second", &second), std::pair("nothing", &nothing)}) {
+    for (const auto& [name, values] : {std::pair("first", &first), std::pair("second", &second),
+                                       std::pair("nothing", &nothing)}) {
       batch.members.push_back(Stage::member(name, *values));
       BatchMember& member = batch.members.back();
       member.locations = {backend->prepare(stage.traits, member)};
@@ -106,7 +116,8 @@ TEST_CASE("staged: tensors of a backend that publishes nothing are told apart, a
     const auto execution = backend->launch(std::move(batch));
     for (int i = 0; i < 3; ++i) CHECK(execution->advance() == Progress::Idle);
     CHECK_FALSE(execution->copying_out_since().has_value());
-    while (execution->advance() != Progress::Done) CHECK(execution->copying_out_since().has_value());
+    while (execution->advance() != Progress::Done)
+      CHECK(execution->copying_out_since().has_value());
     CHECK(execution->advance() == Progress::Done);
     CHECK(first == std::vector<float>{2, 4, 6});
     CHECK(second == std::vector<float>{20});
@@ -118,7 +129,8 @@ TEST_CASE("staged: tensors of a backend that publishes nothing are told apart, a
   CHECK(stage.cluster.misuses().empty());
 }
 
-TEST_CASE("staged: a tensor that is not launched is let go once, and cannot be launched afterwards") {
+TEST_CASE(
+    "staged: a tensor that is not launched is let go once, and cannot be launched afterwards") {
   Stage stage;
   const auto backend = stage.backend();
   const std::size_t before = stage.arena->used_bytes();
@@ -131,10 +143,13 @@ TEST_CASE("staged: a tensor that is not launched is let go once, and cannot be l
   backend->release(stage.traits, location);
   CHECK(stage.arena->used_bytes() == before);
   backend->release(stage.traits, location);
-  CHECK(stage.host.released == std::vector<std::uint64_t>{0});  // what the host's backend had returned
+  // what the host's backend had returned
+  CHECK(stage.host.released == std::vector<std::uint64_t>{0});
   batch.members[0].locations = {location};
   CHECK_THROWS_WITH_AS(static_cast<void>(backend->launch(std::move(batch))),
-                       "a staged batch failed on rank 0 (cuda:0) for 't': a tensor was launched that was never prepared", BackendError);
+                       "a staged batch failed on rank 0 (cuda:0) for 't': a tensor was launched "
+                       "that was never prepared",
+                       BackendError);
 }
 
 namespace {
@@ -144,10 +159,14 @@ struct Room {
   HostCluster cluster;
   HostDevice device{cluster, 0};
   static constexpr std::size_t kBytes = std::size_t{100} << 20;
-  std::shared_ptr<void> memory{::operator new(kBytes, std::align_val_t(4096)),
-                               [](void* taken) { ::operator delete(taken, std::align_val_t(4096)); }};
-  std::shared_ptr<Arena> arena = std::make_shared<Arena>(std::span(static_cast<std::byte*>(memory.get()), kBytes));
-  [[nodiscard]] std::shared_ptr<PinnedPool> pool() { return std::make_shared<PinnedPool>(device.table(), 0, arena, memory); }
+  std::shared_ptr<void> memory{::operator new(kBytes, std::align_val_t(4096)), [](void* taken) {
+                                 ::operator delete(taken, std::align_val_t(4096));
+                               }};
+  std::shared_ptr<Arena> arena =
+      std::make_shared<Arena>(std::span(static_cast<std::byte*>(memory.get()), kBytes));
+  [[nodiscard]] std::shared_ptr<PinnedPool> pool() {
+    return std::make_shared<PinnedPool>(device.table(), 0, arena, memory);
+  }
   [[nodiscard]] std::size_t registered() const {
     std::size_t bytes = 0;
     for (const auto& [begin, size] : device.pinned) bytes += size;
@@ -157,14 +176,16 @@ struct Room {
 
 }  // namespace
 
-TEST_CASE("staged: memory is registered with CUDA once, when it is first needed, in slabs of its own") {
+TEST_CASE(
+    "staged: memory is registered with CUDA once, when it is first needed, in slabs of its own") {
   Room room;
   {
     const auto pool = room.pool();
     CHECK(room.device.calls("cudaHostRegister") == 0);
     std::vector<std::byte*> blocks;
     for (int round = 0; round < 3; ++round) {
-      for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{100'000}, std::size_t{9} << 20})
+      for (const std::size_t bytes :
+           {std::size_t{0}, std::size_t{1}, std::size_t{100'000}, std::size_t{9} << 20})
         blocks.push_back(pool->allocate(bytes));
       for (std::byte* const block : blocks) {
         REQUIRE(block != nullptr);
@@ -192,12 +213,15 @@ TEST_CASE("staged: memory is registered with CUDA once, when it is first needed,
   CHECK(room.cluster.misuses().empty());
 }
 
-TEST_CASE("staged: where CUDA registers nothing, tensors go through memory as it is; it is asked once, and nothing is kept") {
+TEST_CASE(
+    "staged: where CUDA registers nothing, tensors go through memory as it is; it is asked once, "
+    "and nothing is kept") {
   Room room;
   room.device.fail_call("cudaHostRegister", 801);
   {
     std::vector<std::string> told;
-    PinnedPool pool(room.device.table(), 0, room.arena, room.memory, [&told](const std::string& why) { told.push_back(why); });
+    PinnedPool pool(room.device.table(), 0, room.arena, room.memory,
+                    [&told](const std::string& why) { told.push_back(why); });
     CHECK(pool.allocate(100) == nullptr);
     CHECK(pool.allocate(100) == nullptr);
     CHECK(told == std::vector<std::string>{"cudaHostRegister says host CUDA says 801"});
@@ -242,7 +266,9 @@ TEST_CASE("staged: memory that CUDA does not let go of stays, mapped, and holds 
   }
 }
 
-TEST_CASE("staged: a tensor in registered memory is copied behind the user's stream without a wait in between, and comes back whole") {
+TEST_CASE(
+    "staged: a tensor in registered memory is copied behind the user's stream without a wait in "
+    "between, and comes back whole") {
   Room room;
   Doubling host;
   BatchTraits traits;
