@@ -163,6 +163,21 @@ void warn_of_windows(const EngineParts& parts, const WorldGpus& gpus) {
       "kernels over windows do not end after a failure; buffers are registered instead");
 }
 
+gpu::NcclOptions nccl_options(const EngineParts& parts, const WorldGpus& gpus) {
+  Board* const board = parts.board.get();  // the engine owns it and the backends, the board longer
+  gpu::NcclOptions options;
+  options.fusion_threshold_bytes = parts.config.fusion_threshold_bytes;
+  options.patience.interrupted = gpu::world_has_failed(
+      {[board] { return board->failed(); }, [board] { return board->end_if_one_died(); }});
+  options.registration = gpu::registration_of(registration_in(parts.config), gpus.have_windows);
+  warn_of_windows(parts, gpus);
+  options.sums_only = gpus.switches_sum;
+  options.streams = parts.config.num_nccl_streams;
+  if (log_enabled(LogLevel::Info))
+    options.remark = [](const std::string& text) { log_line(LogLevel::Info, text); };
+  return options;
+}
+
 void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EngineParts& parts,
                       const std::shared_ptr<Bootstrap>& bootstrap, const DomainMemory& memory,
                       const std::shared_ptr<Arena>& arena) {
@@ -186,23 +201,10 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
   };
   Board* const board = parts.board.get();  // the engine owns it and the backends, the board longer
   const auto interrupted = [board] { return board->failed(); };
-
-  std::vector<Backend*> host;
-  for (const auto& backend : made.all) host.push_back(backend.get());
   auto controls = share_controls(topology, *bootstrap, memory, *arena);
-
-  gpu::NcclOptions options;
+  gpu::NcclOptions options = nccl_options(parts, gpus);
   options.abort_word = controls.abort_word;
-  options.fusion_threshold_bytes = parts.config.fusion_threshold_bytes;
-  options.patience.interrupted =
-      gpu::world_has_failed({interrupted, [board] { return board->end_if_one_died(); }});
-  options.registration = gpu::registration_of(registration_in(parts.config), gpus.have_windows);
-  warn_of_windows(parts, gpus);
-  options.sums_only = gpus.switches_sum;
-  options.streams = parts.config.num_nccl_streams;
   options.takes = takes(gpu::GpuRoute::Nccl);
-  if (log_enabled(LogLevel::Info))
-    options.remark = [](const std::string& text) { log_line(LogLevel::Info, text); };
   if (parts.config.hierarchical_allreduce) options.host_of_rank = hosts;
   // With MPI, NCCL's ids travel through it, whatever the wire. Ranks of one host work with what MPI
   // there is, as they always have.
@@ -220,6 +222,8 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
     const auto give_up = [&] { return failed() || std::chrono::steady_clock::now() > deadline; };
     return bootstrap->give_from_first(set.ranks, mine, set.id, give_up);
   };
+  std::vector<Backend*> host;
+  for (const auto& backend : made.all) host.push_back(backend.get());
   made.all.push_back(
       std::make_unique<gpu::NcclBackend>(table, device, std::move(exchange), options));
 
@@ -232,7 +236,6 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
   };
   made.all.push_back(std::make_unique<gpu::SharedGpuBackend>(table, device, *parts.board, topology,
                                                              std::move(controls.of_rank), shared));
-
   made.all.push_back(
       std::make_unique<gpu::StagedBackend>(table, topology.rank, device, std::move(host), arena,
                                            topology.domain_index, interrupted, memory.owner));

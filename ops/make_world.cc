@@ -185,6 +185,20 @@ std::shared_ptr<ResultPool> make_results(const Config& config, const Topology& t
       ResultPool::Limits{config.result_pool_bytes, config.arena_bytes / 4});
 }
 
+/// Collective.
+void start_timeline(const EngineParts& parts, const Bootstrap& ranks) {
+  const Config& config = parts.config;
+  try {
+    parts.timeline->start(config.timeline, {.mark_cycles = config.timeline_mark_cycles},
+                          config.timeline_max_bytes, parts.topology,
+                          [&ranks](const Bytes& mine) { return ranks.allgather(mine); });
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(
+        formatted("HVD_TIMELINE: '{}' is not allowed; it must be a file that can be written: {}",
+                  config.timeline, error.what()));
+  }
+}
+
 }  // namespace
 
 RunningWorld make_world(const Config& config, const std::shared_ptr<Bootstrap>& bootstrap,
@@ -197,17 +211,7 @@ RunningWorld make_world(const Config& config, const std::shared_ptr<Bootstrap>& 
   parts.topology = ranks.find_hosts();
   refuse_together(ranks, affinity_problem(config.thread_affinity, parts.topology.local_rank,
                                           parts.topology.local_size));
-  if (!config.timeline.empty()) {
-    try {
-      parts.timeline->start(config.timeline, {.mark_cycles = config.timeline_mark_cycles},
-                            config.timeline_max_bytes, parts.topology,
-                            [&ranks](const Bytes& mine) { return ranks.allgather(mine); });
-    } catch (const InvalidArgument& error) {
-      throw InvalidArgument(
-          formatted("HVD_TIMELINE: '{}' is not allowed; it must be a file that can be written: {}",
-                    config.timeline, error.what()));
-    }
-  }
+  if (!config.timeline.empty()) start_timeline(parts, ranks);
   parts.process_sets = make_process_sets(config, ranks.rank(), ranks.size());
   DomainMemory memory;
   const std::string why_not_shared = ranks.share_memory(config, parts.topology, memory);

@@ -26,7 +26,7 @@ SIZES = {
     ("hvd/engine/peers/peer_links.cc", "kWirePiece"): "a message of the wire",
     ("hvd/engine/peers/peer_messages.cc", "kPartBytes"): "what is got at once",
     ("hvd/negotiation/board/board_view.h", "kLogBytes"): "the log",
-    ("hvd/negotiation/board/layout.h", "kAll"): "rings",
+    ("hvd/negotiation/board/layout.h", "k(?:All|Most)"): "rings",
     ("hvd/negotiation/leaders/direct_rounds.h", "kMostTogether"): "a message",
     ("ops/backends.cc", "kWholePages"): "pages of shared memory",
     ("hvd/timeline/timeline.h", "kCapacity"): "text that waits for the file",

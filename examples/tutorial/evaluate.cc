@@ -15,7 +15,7 @@ hvd::Evaluation evaluate(torch::nn::Sequential& network, const torch::Device& de
   const auto loader = torch::data::make_data_loader(std::move(images), sampler, kBatch);
 
   const torch::NoGradGuard no_grad;
-  // batch norm's statistics of all ranks, until the end of this function
+  // Batch norm's statistics of all ranks, until the end of this function.
   const hvd::AveragedBuffers averaged(network);
   network->eval();
   hvd::EvaluationTally tally;

@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
   std::signal(SIGTERM, [](int) { asked = 1; });
   hvd::init();
   const auto device = hvd::local_device();
-  // each rank has random numbers of its own, and starts with rank 0's weights nevertheless
+  // Each rank has random numbers of its own, and starts with rank 0's weights nevertheless
   torch::manual_seed(hvd::rank());
 
   auto network = make_network();
@@ -42,11 +42,10 @@ int main(int argc, char** argv) {
   std::int64_t step = 0;
   if (checkpoint.exists()) {
     std::istringstream state(checkpoint.read_extra().strings.at("sampler"));
-    // epoch, and how much of it is used; the loader's copy takes it from here
+    // Epoch, and how much of it is used; the loader's copy takes it from here
     torch::load(sampler, state);
-    // LibTorch does not save schedulers
+    // LibTorch does not save schedulers. Load after that: the learning rate is in the checkpoint.
     for (std::size_t epoch = 0; epoch < sampler.epoch(); ++epoch) decay.step();
-    // after that: the learning rate is in it
     step = checkpoint.load(network, optimizer);
   }
   for (std::size_t epoch = sampler.epoch(); epoch < kEpochs; sampler.set_epoch(++epoch)) {
@@ -59,10 +58,9 @@ int main(int argc, char** argv) {
       optimizer.step();
       sampler.record_batch(static_cast<std::size_t>(batch.target.size(0)));
       if (++step == stop_after && hvd::rank() == hvd::size() - 1) std::raise(SIGTERM);
-      // the epoch is over: there is another chance in the next one
+      // The epoch is over: there is another chance in the next one
       if (sampler.processed() == kTrainImages) continue;
-      // A rank that left alone would leave the others waiting in their next step: each says whether
-      // it was asked, and all do the same.
+      // A rank that left alone would leave the others waiting: each says whether it was asked.
       if (hvd::any(asked != 0)) {
         std::ostringstream state;
         torch::save(sampler, state);

@@ -70,7 +70,6 @@ std::shared_ptr<RunningWorld> take_world() {
 void end_lasting(const RunningWorld& world) {
   const InsideLibrary inside;
   try {
-    while (!world.engine->is_over()) std::this_thread::sleep_for(10ms);
     const bool clean = world.engine->shutdown();
     if (world.close) world.close(clean);
   } catch (...) {

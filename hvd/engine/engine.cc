@@ -361,24 +361,21 @@ bool Engine::desert(const Status& why) noexcept {
   return true;
 }
 
-/// Returns false if it is too early.
-bool Engine::announce_leaving() {
-  const EngineLock lock(mutex_);
-  try {
-    fast_path_.end_complete();
-    fast_path_.adopt_all();
-    if (board_.failed()) return true;
-    if (!leavers_.leave()) return false;
-    messages_.leave();
-    return true;
-  } catch (...) {
-    board_.set_failure(status_of_current_exception());
-    return true;
-  }
-}
-
 void Engine::say_leaving(const std::function<void()>& meanwhile) {
-  while (!announce_leaving()) {
+  const auto say = [this] {  // false: it is too early
+    const EngineLock lock(mutex_);
+    try {
+      fast_path_.end_complete();
+      fast_path_.adopt_all();
+      if (board_.failed()) return true;
+      if (!leavers_.leave()) return false;
+      messages_.leave();
+    } catch (...) {
+      board_.set_failure(status_of_current_exception());
+    }
+    return true;
+  };
+  while (!say()) {
     loop_.poll();
     std::this_thread::sleep_for(50us);
     meanwhile();
@@ -390,11 +387,6 @@ void Engine::say_leaving(const std::function<void()>& meanwhile) {
 bool Engine::all_is_over() {
   return log_.table().all_left() && ledger_.empty() && queue_.empty() &&
          !(leader_ && leader_->has_noted());
-}
-
-bool Engine::is_over() {
-  const EngineLock lock(mutex_);
-  return board_.failed() || all_is_over();
 }
 
 bool Engine::leave(std::chrono::milliseconds patience) {

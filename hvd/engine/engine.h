@@ -106,9 +106,6 @@ class Engine : private EngineEvents {
   /// nothing is left to be waited for. `shutdown()` must follow; until then the coordination thread
   /// goes on with what the others need of this rank.
   bool leave(std::chrono::milliseconds patience);
-  /// Returns whether `shutdown()` would not block after `leave()`: all ranks have left, or the
-  /// world has failed. Any thread.
-  [[nodiscard]] bool is_over();
   /// Collective. Blocks until all ranks have called it and what was agreed is done; what is still
   /// pending then fails with Shutdown. Returns whether it came to that: false if the world had
   /// failed, or if `patience` ran out first. Functions that were given to `then` have been called
@@ -165,7 +162,6 @@ class Engine : private EngineEvents {
   [[nodiscard]] bool has_more(const Turn& turn) override;
   [[nodiscard]] bool expects_messages(const Turn& turn) override;
 
-  bool announce_leaving();
   void say_leaving(const std::function<void()>& meanwhile);
   [[nodiscard]] bool all_is_over() HVD_REQUIRES(engine_mutex);
   bool drive_messages(const Turn& turn);

@@ -75,6 +75,14 @@ struct Clocks {
   std::int64_t wall = std::chrono::system_clock::now().time_since_epoch() / 1ns;
 };
 
+/// Returns the event that opens the file.
+std::string first_event(const Clocks& first, int ranks) {
+  return formatted(R"(,
+{{"name":"hvd timeline","ph":"i","s":"g","pid":0,"tid":0,"ts":0,)"
+                   R"("args":{{"run":"{:x}","ranks":{}}}}})",
+                   first.wall, ranks);
+}
+
 }  // namespace
 
 void Timeline::start(const std::string& path, const TimelineOptions& options,
@@ -92,10 +100,7 @@ void Timeline::start(const std::string& path, const TimelineOptions& options,
   };
   std::unique_ptr<TimelineFile> file;
   const auto open = [&] {
-    const auto event = formatted(R"("name":"hvd timeline","ph":"i","s":"g","pid":0,"tid":0,"ts":0,)"
-                                 R"("args":{{"run":"{:x}","ranks":{}}})",
-                                 first.wall, topology.size);
-    file = std::make_unique<TimelineFile>(path, ",\n{" + event + "}");
+    file = std::make_unique<TimelineFile>(path, first_event(first, topology.size));
   };
   const auto settle = [&] {
     const auto all = exchange(Writer().put(mine).put_string(problem).take());

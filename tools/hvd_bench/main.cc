@@ -49,10 +49,9 @@ void require_wires(const Options& options) {
   }
 }
 
-/// All rows of one workload.
-std::vector<Row> measure(const Options& options, const std::vector<std::size_t>& counts) {
+std::vector<std::unique_ptr<Subject>> make_subjects(const Options& options,
+                                                    const std::vector<std::size_t>& counts) {
   std::vector<std::unique_ptr<Subject>> subjects;
-  std::vector<Runner> runners;
   for (const bool in_arena : options.in_arena)
     for (const bool in_place : options.in_place)
       for (const auto wire : options.wires)
@@ -60,6 +59,13 @@ std::vector<Row> measure(const Options& options, const std::vector<std::size_t>&
           if (!persistent || options.persistent)
             subjects.push_back(
                 std::make_unique<Subject>(options, counts, in_arena, in_place, wire, persistent));
+  return subjects;
+}
+
+/// All rows of one workload.
+std::vector<Row> measure(const Options& options, const std::vector<std::size_t>& counts) {
+  const auto subjects = make_subjects(options, counts);
+  std::vector<Runner> runners;
   for (const auto& subject : subjects)
     runners.push_back({subject->memory(), [&subject] { subject->run(); }});
   std::optional<Rival> rival;

@@ -235,6 +235,20 @@ void ReplicaComparer::compare() {
   ++slices_;
 }
 
+/// Collective. Returns what each rank has where they differ.
+std::string ReplicaComparer::ask_all(const Words& words) const {
+  std::string details;
+  try {
+    detail::agree_on(name_ + ": replicas", words, process_set_);
+  } catch (const Mismatch& error) {
+    const std::string text = error.what();
+    constexpr std::string_view kBefore = "the ranks differ: ";
+    const auto found = text.find(kBefore);
+    details = found == std::string::npos ? text : text.substr(found + kBefore.size());
+  }
+  return details.empty() ? "they have been changed since" : details;
+}
+
 /// Collective over the ranks that have not joined; all have the same table.
 void ReplicaComparer::tell(const std::vector<Said>& all, std::int64_t Said::*what) const {
   std::map<std::int64_t, std::vector<int>> groups;
@@ -286,15 +300,7 @@ void ReplicaComparer::tell(const std::vector<Said>& all, std::int64_t Said::*wha
   if (joined_ranks) {
     for (const auto& [thing, is] : words) details += (details.empty() ? "one of " : ", ") + thing;
   } else {
-    try {
-      detail::agree_on(name_ + ": replicas", words, process_set_);
-    } catch (const Mismatch& error) {
-      const std::string text = error.what();
-      constexpr std::string_view kBefore = "the ranks differ: ";
-      const auto found = text.find(kBefore);
-      details = found == std::string::npos ? text : text.substr(found + kBefore.size());
-    }
-    if (details.empty()) details = "they have been changed since";
+    details = ask_all(words);
   }
   const std::string text =
       formatted("{}: {}: {}. {} ({})", name, subject, describe_groups(groups), details, advice);

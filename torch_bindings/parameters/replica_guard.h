@@ -100,6 +100,7 @@ class ReplicaComparer {
   [[nodiscard]] std::uint64_t digest_of_values(Extent extent);
   [[nodiscard]] std::vector<Piece> pieces(Extent extent) const;
   void stage(const Piece& piece);
+  std::string ask_all(const std::vector<std::pair<std::string, std::string>>& words) const;
   [[noreturn]] void tell(const std::vector<Said>& all, std::int64_t Said::*what) const;
 
   const std::string name_;

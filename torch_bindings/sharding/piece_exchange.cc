@@ -52,6 +52,21 @@ void PieceExchange::broadcast(const std::vector<at::Tensor>& tensors,
   for (const auto& handle : handles) handle.wait();
 }
 
+namespace {
+
+at::Tensor bytes_of(const at::Tensor& tensor) { return in_memory_order(tensor).view(at::kByte); }
+
+/// The bytes of this rank's share of the piece, in the order of the whole.
+at::Tensor bytes_of_share(const ShardPiece& piece, const at::Tensor& own) {
+  const at::Tensor typed = own.to(piece.state_type());
+  // It may lie in another order than the whole.
+  if (!piece.is_whole() || typed.sizes() != piece.parameter.sizes()) return bytes_of(typed);
+  const at::Tensor like = at::empty_like(piece.parameter, typed.options().requires_grad(false));
+  return in_memory_order_of(typed, like).view(at::kByte);
+}
+
+}  // namespace
+
 void PieceExchange::gather(const std::vector<at::Tensor>& whole, const std::vector<at::Tensor>& own,
                            const std::vector<std::int64_t>& bytes, const std::string& what,
                            std::optional<int> only) const {
@@ -63,9 +78,6 @@ void PieceExchange::gather(const std::vector<at::Tensor>& whole, const std::vect
   const auto ranks = process_set_.ranks();
   const auto root = std::find(ranks.begin(), ranks.end(), *only);
   if (root == ranks.end()) return;
-  const auto in_bytes = [](const at::Tensor& tensor) {
-    return in_memory_order(tensor).view(at::kByte);
-  };
   // Calls `part(piece, first, count)` for the bytes from `at` on that the owner of a share sends at
   // once.
   const auto for_each_part = [&](int sender, std::int64_t at, const auto& part) {
@@ -86,21 +98,13 @@ void PieceExchange::gather(const std::vector<at::Tensor>& whole, const std::vect
   all.erase(*only);
   std::int64_t most = 0;
   for (const auto& [sender, count] : all) most = std::max(most, count);
-  // the piece whose bytes these are: what has to be turned is turned once, not for each portion
+  // The piece whose bytes these are: what has to be turned is turned once, not for each portion.
   std::optional<std::size_t> current;
   at::Tensor current_bytes;
   const auto bytes_to_send = [&](std::size_t i) -> const at::Tensor& {
-    if (current == i) return current_bytes;
-    const ShardPiece& piece = pieces_[i];
-    const at::Tensor typed = own[i].to(piece.state_type());
-    // it may lie in another order than `whole`
-    const bool is_turned = piece.is_whole() && typed.sizes() == piece.parameter.sizes();
-    const at::Tensor like =
-        is_turned ? at::empty_like(piece.parameter, typed.options().requires_grad(false))
-                  : at::Tensor();
+    if (current != i) current_bytes = bytes_of_share(pieces_[i], own[i]);
     current = i;
-    return current_bytes = (is_turned ? in_memory_order_of(typed, like) : in_memory_order(typed))
-                               .view(at::kByte);
+    return current_bytes;
   };
   for (std::int64_t at = 0; at < most; at += kPortionBytes) {
     std::vector<at::Tensor> parts{torch::empty({0}, torch::kUInt8)};
@@ -120,7 +124,7 @@ void PieceExchange::gather(const std::vector<at::Tensor>& whole, const std::vect
     for (const int sender : gets_whole(only) ? ranks : std::vector<int>{})
       if (sender != *only)
         for_each_part(sender, at, [&](std::size_t i, std::int64_t first, std::int64_t count) {
-          in_bytes(whole[i]).narrow(0, first, count).copy_(received.narrow(0, place, count));
+          bytes_of(whole[i]).narrow(0, first, count).copy_(received.narrow(0, place, count));
           place += count;
         });
   }

@@ -187,8 +187,8 @@ struct alignas(64) RingHead {
 /// Returns the bytes of a ring's frames: large where the ranks are few, as all pairs may come to
 /// use theirs.
 constexpr std::size_t ring_bytes(int ranks) {
-  constexpr std::size_t kAll = std::size_t{64} << 20, kMost = std::size_t{256} << 10,
-                        kLeast = std::size_t{16} << 10;
+  constexpr std::size_t kAll = std::size_t{64} << 20;
+  constexpr std::size_t kMost = std::size_t{256} << 10, kLeast = std::size_t{16} << 10;
   const auto n = static_cast<std::size_t>(ranks);
   return std::clamp(std::bit_floor(kAll / (n * n) + 1), kLeast, kMost);
 }

@@ -189,6 +189,9 @@ bool spoil(Random& random, Op& op, const std::vector<int>& ranks) {
   return spoilt;
 }
 
+const std::vector<OpKind> kRefuseScalars{OpKind::Allgather, OpKind::Alltoall,
+                                         OpKind::Reducescatter};
+
 Step draw_refusal(Random& random, int rank, int world, const std::vector<SetDraw>& sets) {
   Step step;
   step.kind = Step::Kind::Refused;
@@ -233,12 +236,10 @@ Step draw_refusal(Random& random, int rank, int world, const std::vector<SetDraw
       if (how == 2) tensor.splits.front() = -1;
       break;
     }
-    case 4: {
-      const std::vector<OpKind> kinds{OpKind::Allgather, OpKind::Alltoall, OpKind::Reducescatter};
-      refused(random.pick(kinds), 0, "a scalar");
+    case 4:
+      refused(random.pick(kRefuseScalars), 0, "a scalar");
       step.refused.tensors.back().shape.clear();
       break;
-    }
     default: {
       refused(random.one_in(4) ? OpKind::Reducescatter : OpKind::Allreduce, 0, "is not supported");
       auto& tensor = step.refused.tensors.back();
