@@ -74,7 +74,7 @@ struct Callbacks;
 
 /// A HandleState is the state behind a handle. The engine writes everything before it stores
 /// `done`; then it is only read.
-struct HandleState {
+struct HandleState : std::enable_shared_from_this<HandleState> {
   std::atomic<bool> done{false};  ///< all else is written, and stays
   std::atomic<bool> waited_for{
       false};  ///< a thread is, or was, inside `wait()`, or was told otherwise that it is over

@@ -46,11 +46,12 @@ def main():
     *pair, lines = re.findall(r"^```cpp\n(.*?)^```", section, re.M | re.S)
     include, registration = lines.splitlines()
     backends = (ROOT / "ops/backends.cc").read_text()
-    if backends.count("  made.all.push_back(std::make_unique<ShmBackend>") != 1:
+    first = re.compile(r"  made\.all\.push_back\(\s*std::make_unique<ShmBackend>")
+    if len(first.findall(backends)) != 1:
         print("ops/backends.cc: the place of the second line is not found")
         return 1
     changed = backends.replace('#include "ops/shm/', include + '\n#include "ops/shm/', 1)
-    changed = changed.replace("  made.all.push_back(std::make_unique<ShmBackend>", registration + "\n  made.all.push_back(std::make_unique<ShmBackend>")
+    changed = first.sub(lambda found: registration + "\n" + found.group(), changed)
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         files = {"ops/backends.cc": changed}

@@ -24,14 +24,18 @@ bool Continuations::add(HandleState& pending, std::function<void()> function) {
                      !pending.enqueued.load(std::memory_order_acquire);
   std::shared_ptr<Callbacks> callbacks = pending.callbacks;
   if (!callbacks) callbacks = std::make_shared<Callbacks>();
-  callbacks->functions.emplace_back([function = std::move(function)] { call(function); });
+  callbacks->functions.emplace_back(
+      [function = std::move(function), told = pending.weak_from_this()] {
+        if (const auto state = told.lock())
+          state->waited_for.store(true, std::memory_order_relaxed);
+        call(function);
+      });
   callbacks->left = left_;
   left_->fetch_add(1, std::memory_order_acq_rel);
   if (waits) {
     waiting_.fetch_add(1, std::memory_order_release);
     pending.callbacks = std::move(callbacks);
   } else {
-    pending.waited_for.store(true, std::memory_order_relaxed);
     CallbackThread::post(std::move(callbacks));
   }
   return waits;
@@ -39,7 +43,6 @@ bool Continuations::add(HandleState& pending, std::function<void()> function) {
 
 void Continuations::hand_over(HandleState& pending) noexcept {
   waiting_.fetch_sub(pending.callbacks->functions.size(), std::memory_order_release);
-  pending.waited_for.store(true, std::memory_order_relaxed);
   CallbackThread::post(std::move(pending.callbacks));
 }
 

@@ -49,6 +49,7 @@ bool FastPath::is_ready(PersistentOp& op) {
 
 bool FastPath::is_unseen(const PersistentOp& op) {
   constexpr long kOwn = 2;  // its own, and its entry's
+  if (op.in_use.load(std::memory_order_acquire)) return true;
   return op.is_handed_out && !op.pending->waited_for.load(std::memory_order_relaxed) &&
          op.pending.use_count() > kOwn;
 }

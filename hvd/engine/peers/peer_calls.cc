@@ -103,7 +103,12 @@ int PeerCalls::receive(PeerCall call) {
     const EngineLock lock(mutex_);
     submitter_.require_open();
     looks = begin_to_look(is_elsewhere);
-    pending = messages_.receive(std::move(call), from);
+    try {
+      pending = messages_.receive(std::move(call), from);
+    } catch (...) {
+      if (looks) static_cast<void>(messages_.attention().end_to_look());
+      throw;
+    }
   }
   if (!pending) {
     if (looks) end_to_look();
