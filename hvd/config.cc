@@ -84,12 +84,21 @@ std::vector<int> cores(const Variable& variable) {
   return list;
 }
 
+std::string lower(std::string_view text) {
+  std::string result(text);
+  for (char& c : result)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return result;
+}
+
+/// Names are in lower case, and may be written in any.
 template <class Enum, std::size_t kChoices>
 Enum choice(const Variable& variable,
             const std::array<std::pair<std::string_view, Enum>, kChoices>& choices) {
   std::vector<std::string_view> names;
+  const std::string said = lower(variable.value);
   for (const auto& [name, value] : choices) {
-    if (variable.value == name) return value;
+    if (said == name) return value;
     names.push_back(name);
   }
   refuse(variable, formatted("one of {}", joined(names, ", ")));

@@ -54,6 +54,12 @@ TEST_CASE("the configuration: values, Horovod's names, and what is not allowed")
     const Variable wrong("HVD_LOG_LEVEL", "loud");
     CHECK(refusal().find("trace, debug, info, warning, error, fatal, off") != std::string::npos);
   }
+  for (const auto& [said, level] : {std::pair{"INFO", LogLevel::Info},
+                                    {"Debug", LogLevel::Debug},
+                                    {"wArning", LogLevel::Warning}}) {
+    const Variable horovod("HOROVOD_LOG_LEVEL", said);
+    CHECK(Config::from_environment().log_level == level);
+  }
   {
     const Variable off("HOROVOD_STALL_CHECK_DISABLE", "1");
     CHECK(Config::from_environment().stall_check_disable);
