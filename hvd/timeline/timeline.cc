@@ -335,6 +335,10 @@ void Timeline::enter(Operation& operation, Phase phase, TraceTime at, std::strin
 }
 
 void Timeline::close(const Operation& operation, TraceTime at, std::string_view error) {
+  if (operation.phase == Phase::Submitted && error.empty()) {  // agreed, and nothing had to travel
+    put_on(*operation.track, 'E', at);
+    begin(*operation.track, at, upper(name_of(operation.kind)), operation.arguments);
+  }
   if (operation.phase != Phase::Submitted) put_on(*operation.track, 'E', at);
   if (error.empty()) {
     put_on(*operation.track, 'E', at);

@@ -13,11 +13,11 @@
 /// The slices mean: NEGOTIATE_<OP>: from submission until all ranks have agreed; within it
 /// MEMCPY_IN_FUSION_BUFFER, the copy that the submitting thread makes of a tensor outside shared
 /// memory, then "rank r ready" (each rank has its own), and "rank q was last". <OP>: until the
-/// result is there; within it WAIT_FOR_DATA until the batch is launched, then the transport
-/// (SHM_ALLREDUCE, MPI_ALLGATHER, NCCL_BROADCAST...) and, of shared memory,
-/// MEMCPY_OUT_FUSION_BUFFER. The other transports copy out piece by piece, or on the device; there
-/// it is a part of the transport's slice, which ends when the host knows of the end. Operations of
-/// a group, and of a batch, have equal times.
+/// result is there, which it is at once where nothing has to travel (BARRIER); within it
+/// WAIT_FOR_DATA until the batch is launched, then the transport (SHM_ALLREDUCE, MPI_ALLGATHER,
+/// NCCL_BROADCAST...) and, of shared memory, MEMCPY_OUT_FUSION_BUFFER. The other transports copy
+/// out piece by piece, or on the device; there it is a part of the transport's slice, which ends
+/// when the host knows of the end. Operations of a group, and of a batch, have equal times.
 
 #include <atomic>
 #include <chrono>
