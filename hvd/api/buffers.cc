@@ -44,6 +44,7 @@ namespace {
 
 Submission reduction(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
                      const AllreduceOptions& options) {
+  require_running();
   if (inputs.size() != outputs.size() || inputs.empty())
     throw InvalidArgument(
         formatted("grouped_allreduce: {} inputs and {} outputs", inputs.size(), outputs.size()));
@@ -76,6 +77,7 @@ class Travelling {
   Travelling(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
              const AllreduceOptions& options)
       : inputs_(inputs), outputs_(outputs) {
+    require_running();
     options.compression.refuse_memory("allreduce");
     if (inputs.size() != outputs.size())
       throw InvalidArgument(formatted("{} inputs and {} outputs", inputs.size(), outputs.size()));
@@ -146,6 +148,7 @@ bool run_small(const Buffer& input, const Buffer& output, const AllreduceOptions
     return false;
   SmallCall call = small_call(OpKind::Allreduce, input, output, options);
   if (options.compression == Compression::none()) return try_fast_path(call);
+  require_running();
   options.compression.refuse_memory("allreduce");
   call.dtype = options.compression.wire_type(input.dtype);
   if (call.dtype == input.dtype) return try_fast_path(call);

@@ -59,6 +59,7 @@ Gathered copy_of(const Gathered& result) {
 /// which cannot write to results on the host.
 void check_devices(const std::vector<Buffer>& inputs, std::string_view what,
                    const std::string& name) {
+  require_running();
   if (inputs.empty())
     throw InvalidArgument(formatted("{} '{}': an empty group of tensors", what, name));
   for (const auto& input : inputs)

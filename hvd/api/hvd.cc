@@ -134,6 +134,7 @@ ProcessSet add_process_set(const std::vector<int>& ranks) {
 }
 
 void remove_process_set(const ProcessSet& process_set) {
+  require_running();
   if (process_set.id() == 0)
     throw InvalidArgument("remove_process_set: the global process set cannot be removed");
   const auto ranks = process_set.ranks();

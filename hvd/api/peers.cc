@@ -11,6 +11,7 @@ namespace hvd {
 namespace {
 
 PeerCall call_of(const Buffer& buffer, const PeerOptions& options, const char* what) {
+  require_running();
   if (buffer.device.kind != DeviceKind::Cpu)
     throw InvalidArgument(
         formatted("{}: the buffer is in memory of a GPU: copy it to the host", what));

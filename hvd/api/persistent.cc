@@ -144,6 +144,7 @@ PersistentHandle<T> make_into(OpKind kind, const Buffer& output, const Buffer& i
 PersistentHandle<void> allreduce_init(const Buffer& input, const Buffer& output,
                                       const AllreduceOptions& options) {
   const WorldScope scope(options.world);
+  require_running();
   options.compression.refuse_memory("allreduce");
   if (input.dtype != output.dtype || input.shape != output.shape || input.device != output.device)
     throw InvalidArgument(formatted(

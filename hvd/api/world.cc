@@ -152,6 +152,8 @@ std::shared_ptr<RunningWorld> current_world() {
   return world;
 }
 
+void require_running() { static_cast<void>(current_world()); }
+
 std::shared_ptr<RunningWorld> current_world_if_any() {
   if (is_forked_from_rank()) return nullptr;
   const InsideLibrary inside;

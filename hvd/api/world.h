@@ -18,6 +18,9 @@ namespace hvd {
 /// Returns the world that this thread's calls mean. Throws NotInitialized, also in a process that
 /// was forked from a rank.
 std::shared_ptr<RunningWorld> current_world();
+/// Throws what that throws, and does nothing else: before arguments are looked at, of which it is
+/// to be said first that nothing runs.
+HVD_BETWEEN_LIBRARIES void require_running();
 /// Returns the same; null where there is none, or no more, or this process was forked from a rank.
 std::shared_ptr<RunningWorld> current_world_if_any();
 /// Returns the number of the world that this thread's calls mean: 0 for the global one.

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "hvd/api/world.h"
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 
@@ -77,6 +78,7 @@ void refuse_several_views(const at::Tensor& tensor, std::string_view what,
   using torch::autograd::can_mutate_inplace_result;
   if (torch::autograd::can_mutate_inplace(tensor, true) == can_mutate_inplace_result::success)
     return;
+  require_running();
   throw InvalidArgument(
       formatted("{} '{}': in place on one of several views that one operation made (as split, "
                 "chunk and unbind do), of a tensor that requires a gradient; clone it first, or "

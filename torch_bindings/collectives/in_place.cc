@@ -43,6 +43,7 @@ Tensors dense_in_place(const Tensors& tensors) {
 
 Histories::Histories(const Tensors& tensors, std::string_view what, const std::string& name)
     : group_(tensors.size() > 1) {
+  require_running();
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (changes_history(tensors[i], what, name) &&
         is_another(tensors[i], title(what, name, tensors, i)))

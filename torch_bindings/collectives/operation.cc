@@ -47,6 +47,7 @@ std::string gradient_name(const std::string& name, const Tensors& gradients, boo
 
 void check_group(const Tensors& tensors, std::string_view what, const std::string& name,
                  Form form) {
+  require_running();
   if (tensors.empty())
     throw InvalidArgument(
         formatted("{}: an empty group of tensors", title(what, name, tensors, 0)));

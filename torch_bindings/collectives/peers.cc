@@ -52,16 +52,19 @@ at::Tensor departing(const at::Tensor& tensor) {
 }  // namespace
 
 void send(const at::Tensor& tensor, const PeerOptions& options) {
+  const WorldScope scope(options.world);
   send(detail::buffer_of(departing(tensor), "send"), options);
 }
 
 Handle<void> send_async(const at::Tensor& tensor, const PeerOptions& options) {
+  const WorldScope scope(options.world);
   auto owner = std::make_shared<at::Tensor>(departing(tensor));
   const Buffer buffer = detail::buffer_of(*owner, "send");
   return send_async(buffer, options, std::move(owner));
 }
 
 int recv(at::Tensor tensor, const PeerOptions& options) {
+  const WorldScope scope(options.world);
   Landing landing(std::move(tensor));
   const int from = recv(detail::buffer_of(landing.memory, "recv"), options);
   landing.write();
@@ -69,6 +72,7 @@ int recv(at::Tensor tensor, const PeerOptions& options) {
 }
 
 Handle<int> recv_async(at::Tensor tensor, const PeerOptions& options) {
+  const WorldScope scope(options.world);
   const auto landing = std::make_shared<Landing>(std::move(tensor));
   const Buffer buffer = detail::buffer_of(landing->memory, "recv");
   return recv_async(buffer, options, landing).map<int>([landing](int from) {

@@ -38,6 +38,7 @@ at::Tensor dealt(const at::Tensor& tensor, const ReducescatterOptions& options) 
 }
 
 std::shared_ptr<Operation> scattering(const Tensors& given, const ReducescatterOptions& options) {
+  require_running();
   const auto counts = counts_of(options, given.size());
   Tensors tensors;
   for (const auto& tensor : given) tensors.push_back(dealt(tensor, options));

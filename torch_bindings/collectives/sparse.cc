@@ -4,6 +4,7 @@
 
 #include <bit>
 
+#include "hvd/api/world.h"
 #include "hvd/base/text.h"
 #include "torch_bindings/collectives/collectives.h"
 #include "torch_bindings/collectives/tensors.h"
@@ -13,6 +14,7 @@ namespace hvd {
 namespace {
 
 void check(const at::Tensor& tensor, const AllreduceOptions& options) {
+  require_running();
   if (!tensor.defined())
     throw InvalidArgument(
         formatted("sparse_allreduce '{}': an undefined tensor; a rank that has nothing to give "

@@ -73,6 +73,7 @@ bool is_carried(at::ScalarType type) {
 DataType data_type_of(const at::Tensor& tensor, std::string_view what, std::string_view name) {
   for (const auto& [theirs, ours] : kTypes)
     if (theirs == tensor.scalar_type()) return ours;
+  require_running();
   const std::string of = name.empty() ? std::string() : formatted(" '{}'", name);
   throw InvalidArgument(formatted("{}{}: tensors of type {} are not supported", what, of,
                                   at::toString(tensor.scalar_type())));

@@ -42,6 +42,7 @@ int next_number(const ProcessSet& process_set) {
 
 /// The number of a new wrapper, if it may be made.
 int checked_number(const torch::nn::Module& module, const DistributedDataParallelOptions& options) {
+  require_running();
   if (!(options.gradient_predivide_factor > 0))
     throw InvalidArgument(formatted("gradient_predivide_factor is {}; it must be greater than 0",
                                     options.gradient_predivide_factor));

@@ -52,6 +52,7 @@ void check_shards_of_gradients(const DistributedOptimizerOptions& options) {
 }
 
 void check(const DistributedOptimizerOptions& options) {
+  require_running();
   if (options.shard_gradients) check_shards_of_gradients(options);
   if (options.backward_passes_per_step < 1)
     throw InvalidArgument(formatted("backward_passes_per_step is {}; it must be at least 1",

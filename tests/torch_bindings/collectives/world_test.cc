@@ -1,4 +1,5 @@
 // The library as LibTorch programs see it: its life, process sets, join, counters.
+#include <functional>
 #include <thread>
 
 #include "tests/torch_bindings/support.h"
@@ -8,6 +9,57 @@ namespace {
 using namespace hvd::test;
 using at::kDouble, at::kFloat, at::kInt;
 using hvd::ReduceOp;
+
+/// While no world runs: that is said first, whatever else is wrong with a call.
+void check_nothing_runs() {
+  const at::Tensor none, sparse = torch::eye(3).to_sparse(),
+                         strange = torch::ones({2}, at::kBFloat16).to(at::kFloat8_e5m2);
+  at::Tensor some = torch::ones({2});
+  const auto refused = [](const std::function<void()>& call) {
+    CHECK_THROWS_AS(call(), hvd::NotInitialized);
+  };
+  for (const at::Tensor& wrong : {none, sparse, strange}) {
+    refused([&] { hvd::allreduce(wrong); });
+    refused([&] { hvd::allreduce_(wrong); });
+    refused([&] { hvd::allreduce_async_(wrong); });
+    refused([&] { hvd::grouped_allreduce({some, wrong}); });
+    refused([&] { hvd::grouped_allreduce_({some, wrong}); });
+    refused([&] { hvd::allgather(wrong); });
+    refused([&] { hvd::broadcast(wrong, {.root_rank = -3}); });
+    refused([&] { hvd::broadcast_(wrong, {.root_rank = -3}); });
+    refused([&] { hvd::alltoall(wrong); });
+    refused([&] { hvd::reducescatter(wrong); });
+    refused([&] { hvd::allgather_into(wrong, some); });
+    refused([&] { hvd::alltoall_into(some, wrong); });
+    refused([&] { hvd::allreduce_init(wrong); });
+    refused([&] { hvd::send(wrong, {.peer = -4, .tag = -1}); });
+    refused([&] { hvd::recv_async(wrong, {.tag = -1}); });
+  }
+  refused([] { hvd::grouped_allreduce({}); });
+  refused([&] { hvd::allreduce(some, {.compression = hvd::Compression::int8()}); });
+  refused([&] { hvd::sparse_allreduce(some); });
+  refused([&] { hvd::alltoall(some, {.splits = torch::ones({2})}); });
+  refused([&] { hvd::grouped_reducescatter({some, some}, {.counts = {1}}); });
+  refused([] { hvd::remove_process_set(hvd::global_process_set()); });
+  refused([] { hvd::add_process_set({}); });
+  float value = 0;
+  const hvd::Buffer buffer{&value, hvd::DataType::Float32, {1}, {}},
+      other{&value, hvd::DataType::Float64, {1}, {}};
+  const hvd::Buffer on_gpu{&value, hvd::DataType::Float32, {1}, {hvd::DeviceKind::Cuda, 0}};
+  refused([&] { hvd::allreduce(buffer, other); });
+  refused([&] { hvd::allreduce(buffer, buffer, {.compression = hvd::Compression::int8()}); });
+  refused([&] { hvd::grouped_allreduce({buffer}, {}); });
+  refused([&] { hvd::allgather(on_gpu); });
+  refused([&] { hvd::grouped_allgather(std::vector<hvd::Buffer>()); });
+  refused([&] { hvd::allgather_into(other, buffer); });
+  refused([&] { hvd::allreduce_init(buffer, other); });
+  refused([&] { hvd::allgather_init(other, buffer); });
+  refused([&] { hvd::send_async(on_gpu, {.peer = 0}); });
+  torch::optim::SGD sgd(std::vector<at::Tensor>{some}, 0.1);
+  refused([&] {
+    hvd::DistributedOptimizer optimizer(sgd, hvd::NamedTensors{}, {.backward_passes_per_step = 0});
+  });
+}
 
 TEST_CASE("life: init twice, topology, shutdown, init again") {
   const int rank = hvd::rank();
@@ -51,6 +103,7 @@ TEST_CASE("life: init twice, topology, shutdown, init again") {
   CHECK_THROWS_AS(hvd::broadcast(torch::ones({2})), hvd::NotInitialized);
   CHECK_THROWS_AS(hvd::broadcast_object(1, 0), hvd::NotInitialized);
   CHECK_THROWS_AS(hvd::process_set(0), hvd::NotInitialized);
+  check_nothing_runs();
   hvd::init();
   CHECK(hvd::rank() == rank);
   CHECK(hvd::size() == size);
