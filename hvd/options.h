@@ -18,8 +18,9 @@
 namespace hvd {
 
 /// A ProcessSet stands for a group of ranks that has collectives of its own. It is a value: the
-/// global set unless made by `process_set` or `add_process_set`. Its functions throw NotInitialized
-/// before `init()`, and InvalidArgument where there is no such set.
+/// global set unless made by `process_set` or `add_process_set`. Its functions tell of the world
+/// that it was made in, wherever they are called. They throw NotInitialized before `init()`, or
+/// where that world has ended, and InvalidArgument where there is no such set.
 class ProcessSet {
  public:
   static constexpr std::uint64_t kAnyWorld = ~std::uint64_t{0};  ///< as a world's number

@@ -24,9 +24,9 @@ std::shared_ptr<const Topology> topology() {
   return {running, &running->topology()};
 }
 
+/// Whatever world this thread's calls mean.
 std::shared_ptr<const ProcessSetInfo> info(const ProcessSet& set) {
-  require_current_world(set);
-  auto found = current_world()->engine->negotiator().sets().share(set.id());
+  auto found = world_of(set)->engine->negotiator().sets().share(set.id());
   if (!found) throw InvalidArgument(formatted("there is no process set {}", set.id()));
   return found;
 }
@@ -92,9 +92,12 @@ std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataT
   return engine()->allocate(like, dtype, bytes);
 }
 
-int ProcessSet::rank() const { return id_ == 0 ? topology()->rank : info(*this)->rank; }
+int ProcessSet::rank() const {
+  return id_ == 0 ? world_of(*this)->engine->topology().rank : info(*this)->rank;
+}
 int ProcessSet::size() const {
-  return id_ == 0 ? topology()->size : static_cast<int>(info(*this)->ranks.size());
+  return id_ == 0 ? world_of(*this)->engine->topology().size
+                  : static_cast<int>(info(*this)->ranks.size());
 }
 bool ProcessSet::included() const { return info(*this)->rank >= 0; }
 std::vector<int> ProcessSet::ranks() const { return info(*this)->ranks; }
@@ -135,6 +138,7 @@ ProcessSet add_process_set(const std::vector<int>& ranks) {
 
 void remove_process_set(const ProcessSet& process_set) {
   require_running();
+  require_current_world(process_set);
   if (process_set.id() == 0)
     throw InvalidArgument("remove_process_set: the global process set cannot be removed");
   const auto ranks = process_set.ranks();

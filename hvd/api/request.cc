@@ -49,6 +49,7 @@ void check_rows(OpKind kind, const std::string& name, const Buffer& output, cons
 void check_output(OpKind kind, const std::string& name, const Buffer& output, const Buffer& input,
                   const ProcessSet& set, const std::vector<std::int64_t>& splits) {
   require_running();
+  require_current_world(set);
   if (input.shape.empty()) return;  // the engine refuses scalars
   const auto refuse = [&](const std::string& why) {
     throw InvalidArgument(formatted("{}_into '{}': {}", name_of(kind), name, why));

@@ -242,6 +242,15 @@ std::uint64_t current_world_number() {
   return chosen_world() != nullptr ? chosen_world()->number() : 0;
 }
 
+std::shared_ptr<RunningWorld> world_of(const ProcessSet& set) {
+  const std::uint64_t number = set.world_number();
+  if (number == ProcessSet::kAnyWorld || number == current_world_number()) return current_world();
+  const LibraryCall call;
+  if (number == 0) return find_world();
+  if (const auto life = WorldLife::find(number)) return life->running();
+  throw NotInitialized(formatted("the world of process set {} has ended", set.id()));
+}
+
 void require_set_of_current_world(const ProcessSet& set) {
   if (set.world_number() == ProcessSet::kAnyWorld || set.world_number() == current_world_number())
     return;

@@ -23,6 +23,9 @@ std::shared_ptr<RunningWorld> current_world();
 HVD_BETWEEN_LIBRARIES void require_running();
 /// Returns the same; null where there is none, or no more, or this process was forked from a rank.
 std::shared_ptr<RunningWorld> current_world_if_any();
+/// Returns the world of that set: the one that this thread's calls mean where it may be any. Throws
+/// NotInitialized, also where this process has left that world.
+std::shared_ptr<RunningWorld> world_of(const ProcessSet& set);
 /// Returns the number of the world that this thread's calls mean: 0 for the global one.
 HVD_BETWEEN_LIBRARIES std::uint64_t current_world_number();
 /// Throws InvalidArgument where this thread's calls mean another world than that of an object which

@@ -118,6 +118,13 @@ bool WorldLife::end(std::chrono::milliseconds patience) noexcept {
   return ending && end_world(std::move(ending), name_, patience);
 }
 
+std::shared_ptr<WorldLife> WorldLife::find(std::uint64_t number) {
+  const std::lock_guard lock(living().mutex);
+  for (WorldLife* const world : living().worlds)
+    if (world->number() == number) return world->weak_from_this().lock();
+  return nullptr;
+}
+
 void WorldLife::leave_all() noexcept {
   // who has the last value of another is leaving that one
   std::vector<std::shared_ptr<WorldLife>> all;

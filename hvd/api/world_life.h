@@ -37,6 +37,8 @@ class WorldLife : public std::enable_shared_from_this<WorldLife> {
   /// Ends it in order with the others, or leaves it to them if they have not come after `patience`.
   /// Returns whether all came. Does nothing where it was left before.
   bool end(std::chrono::milliseconds patience) noexcept;
+  /// Returns the world of this number, if any of its values is still there.
+  [[nodiscard]] static std::shared_ptr<WorldLife> find(std::uint64_t number);
   /// Leaves all worlds of this process that are still there, waiting for nobody: for its end.
   static void leave_all() noexcept;
 

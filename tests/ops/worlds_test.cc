@@ -268,6 +268,15 @@ TEST_CASE(
         });
         CHECK(World::current() == World());
         const ProcessSet set = outer.add_process_set({0});
+        const auto check_set = [&] {  // it tells of its own world, wherever it is asked
+          CHECK(set.size() == 1);
+          CHECK(set.rank() == (outer.rank() == 0 ? 0 : -1));
+          CHECK(set.included() == (outer.rank() == 0));
+          CHECK(set.ranks() == std::vector{0});
+        };
+        check_set();
+        inner.run(check_set);
+        outer.run(check_set);
         std::vector<float> values(3, 1);
         if (outer.rank() == 0) {
           outer.barrier(set);
@@ -278,8 +287,12 @@ TEST_CASE(
         const auto said = error_of(
             [&] { inner.allreduce(buffer_of(values), buffer_of(values), {.process_set = set}); });
         CHECK(said.find("another world") != std::string::npos);
+        const auto removed = error_of([&] { inner.remove_process_set(set); });
+        CHECK(removed.find("another world") != std::string::npos);
         outer.barrier();
         inner.barrier();
+        outer.leave();
+        CHECK_THROWS_AS(static_cast<void>(set.size()), NotInitialized);
       },
       small_config(), first));
 }

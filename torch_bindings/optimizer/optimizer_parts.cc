@@ -53,6 +53,7 @@ void check_shards_of_gradients(const DistributedOptimizerOptions& options) {
 
 void check(const DistributedOptimizerOptions& options) {
   require_running();
+  require_current_world(options.process_set);
   if (options.shard_gradients) check_shards_of_gradients(options);
   if (options.backward_passes_per_step < 1)
     throw InvalidArgument(formatted("backward_passes_per_step is {}; it must be at least 1",

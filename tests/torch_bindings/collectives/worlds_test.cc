@@ -63,6 +63,20 @@ TEST_CASE(
     op.start();
     CHECK(same(op.wait(), torch::full({3}, size, kFloat)));
 
+    // A set's numbers are those of its world, whoever asks.
+    const hvd::ProcessSet both =
+        world.add_process_set(world.run([] { return hvd::global_process_set().ranks(); }));
+    CHECK(both.rank() == rank);
+    CHECK(both.size() == size);
+    CHECK(both.included());
+    CHECK(contains(
+        error_of<hvd::InvalidArgument>([&] { hvd::allreduce(mine, {.process_set = both}); }),
+        "another world"));
+    auto output = torch::zeros({3 * size});
+    CHECK(contains(error_of<hvd::InvalidArgument>(
+                       [&] { hvd::allgather_into(output, mine, {.process_set = both}); }),
+                   "another world"));
+
     // The gradient of a sum is the sum of the ranks' gradients: by the world's ranks, also where
     // backward runs outside of any scope.
     at::Tensor input = torch::full({2}, rank + 1, kFloat).requires_grad_();
