@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -219,7 +220,7 @@ class World {
   /// @}
 
   // The operations of hvd/hvd.h and <hvd/torch.h>, called for this world: `world.allreduce(tensor,
-  // {.op = ReduceOp::Sum})`.
+  // {.op = ReduceOp::Sum})`, `world.grouped_allreduce({a, b})`.
 /// @cond
 #define HVD_OPERATION_OF_WORLD(operation, kind)                                                    \
   template <class Input>                                                                           \
@@ -232,6 +233,15 @@ class World {
   template <class Input>                                                                           \
   auto operation(Input&& input) const {                                                            \
     return operation(std::forward<Input>(input), typename OptionsOf<std::decay_t<Input>>::kind{}); \
+  }                                                                                                \
+  template <class Item>                                                                            \
+  auto operation(std::initializer_list<Item> items,                                                \
+                 const typename OptionsOf<std::vector<Item>>::kind& options) const {               \
+    return operation(std::vector<Item>(items), options);                                           \
+  }                                                                                                \
+  template <class Item>                                                                            \
+  auto operation(std::initializer_list<Item> items) const {                                        \
+    return operation(std::vector<Item>(items));                                                    \
   }                                                                                                \
   template <class First, class Second>                                                             \
   requires std::is_same_v<std::decay_t<First>, std::decay_t<Second>>                               \

@@ -52,6 +52,8 @@ TEST_CASE(
     CHECK(same(
         world.grouped_allreduce(std::vector<at::Tensor>{mine, 2 * mine}, {.op = ReduceOp::Sum})[1],
         2 * sum));
+    CHECK(same(world.grouped_allreduce({mine, 2 * mine}, {.op = ReduceOp::Sum})[1], 2 * sum));
+    CHECK(torch::allclose(world.grouped_allreduce({mine, 2 * mine})[0], sum / size));
     CHECK(same(world.broadcast(mine, {.root_rank = 0}), torch::full({3}, 1, kFloat)));
     CHECK(world.allgather(torch::full({rank + 1}, rank, kFloat)).size(0) == size * (size + 1) / 2);
     const auto exchanged = world.alltoall(torch::full({size}, rank, kFloat));
