@@ -160,6 +160,17 @@ PersistentHandle<AlltoallResult> alltoall_init(at::Tensor output, const at::Tens
 PersistentHandle<at::Tensor> reducescatter_init(at::Tensor output, const at::Tensor& input,
                                                 const ReducescatterOptions& options = {});
 /// @}
+/// @{
+/// Do the same, and make the output, which `wait()` returns: for as many rows of each rank as this
+/// one gives it. Where some rank gives others, it is the Mismatch of memory that does not fit.
+/// alltoall_init throws InvalidArgument where there are splits.
+PersistentHandle<at::Tensor> allgather_init(const at::Tensor& input,
+                                            const AllgatherOptions& options = {});
+PersistentHandle<AlltoallResult> alltoall_init(const at::Tensor& input,
+                                               const AlltoallOptions& options = {});
+PersistentHandle<at::Tensor> reducescatter_init(const at::Tensor& input,
+                                                const ReducescatterOptions& options = {});
+/// @}
 
 /// @{
 /// Averages or sums sparse COO tensors of one size, whose entries may be anywhere; the result is

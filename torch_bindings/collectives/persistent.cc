@@ -4,11 +4,13 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "hvd/api/request.h"
 #include "hvd/base/text.h"
+#include "hvd/negotiation/values/signature.h"
 #include "hvd/negotiation/values/unit_names.h"
 #include "torch_bindings/collectives/collectives.h"
 #include "torch_bindings/collectives/into.h"
@@ -216,6 +218,29 @@ class Exchange final : public Into<AlltoallResult, AlltoallOptions> {
   }
 };
 
+/// Returns memory for a result; what is a scalar, and refused later, as one. `sizes`: gives those
+/// of the result.
+template <class Sizes>
+at::Tensor output_for(OpKind kind, const at::Tensor& input, const std::string& name,
+                      const Sizes& sizes) {
+  detail::check_group({input}, name_of(kind), name, detail::Form::Fresh);
+  return detail::empty_shared(input.dim() == 0 ? Shape() : sizes(input.sizes().vec()),
+                              input.options().requires_grad(false));
+}
+
+/// Returns the sizes of what this rank gets of a tensor of these.
+Shape scattered(Shape sizes, const ReducescatterOptions& options) {
+  const auto ranks = static_cast<std::size_t>(options.process_set.size());
+  // -1 is refused later
+  const auto self = static_cast<std::size_t>(std::max(options.process_set.rank(), 0));
+  if (options.counts.empty()) {
+    sizes.front() = scattered_rows(sizes.front(), ranks, self);
+  } else {
+    sizes = {options.counts.size() == ranks ? std::max<std::int64_t>(options.counts[self], 0) : 0};
+  }
+  return sizes;
+}
+
 template <class Options>
 PersistentHandle<at::Tensor> in_place(OpKind kind, const at::Tensor& tensor, const Options& options,
                                       typename InPlace<Options>::Async async) {
@@ -245,6 +270,15 @@ PersistentHandle<at::Tensor> allgather_init(at::Tensor output, const at::Tensor&
   const WorldScope scope(options.world);
   return into(OpKind::Allgather, output, input, options, &allgather_into_async);
 }
+PersistentHandle<at::Tensor> allgather_init(const at::Tensor& input,
+                                            const AllgatherOptions& options) {
+  const WorldScope scope(options.world);
+  const auto of_all = [&](Shape sizes) {
+    sizes.front() *= options.process_set.size();
+    return sizes;
+  };
+  return allgather_init(output_for(OpKind::Allgather, input, options.name, of_all), input, options);
+}
 PersistentHandle<AlltoallResult> alltoall_init(at::Tensor output, const at::Tensor& input,
                                                const AlltoallOptions& options) {
   const WorldScope scope(options.world);
@@ -252,10 +286,28 @@ PersistentHandle<AlltoallResult> alltoall_init(at::Tensor output, const at::Tens
   if (own.splits && own.splits->defined()) own.splits = own.splits->detach().clone();
   return PersistentHandle<AlltoallResult>(std::make_unique<Exchange>(output, input, own));
 }
+PersistentHandle<AlltoallResult> alltoall_init(const at::Tensor& input,
+                                               const AlltoallOptions& options) {
+  const WorldScope scope(options.world);
+  const at::Tensor output =
+      output_for(OpKind::Alltoall, input, options.name, [](Shape sizes) { return sizes; });
+  if (options.splits)
+    throw InvalidArgument(formatted(
+        "alltoall_init '{}': with splits, give it an output that has as many rows as come",
+        options.name));
+  return alltoall_init(output, input, options);
+}
 PersistentHandle<at::Tensor> reducescatter_init(at::Tensor output, const at::Tensor& input,
                                                 const ReducescatterOptions& options) {
   const WorldScope scope(options.world);
   return into(OpKind::Reducescatter, output, input, options, &reducescatter_into_async);
+}
+PersistentHandle<at::Tensor> reducescatter_init(const at::Tensor& input,
+                                                const ReducescatterOptions& options) {
+  const WorldScope scope(options.world);
+  const auto own = [&](Shape sizes) { return scattered(std::move(sizes), options); };
+  return reducescatter_init(output_for(OpKind::Reducescatter, input, options.name, own), input,
+                            options);
 }
 
 }  // namespace hvd

@@ -8,7 +8,7 @@
 namespace {
 
 using namespace hvd::test;
-using at::kFloat, at::kInt;
+using at::kDouble, at::kFloat, at::kInt;
 using hvd::ReduceOp;
 
 constexpr int kRounds = 5;  // from the third start on a small one takes the fast path
@@ -126,6 +126,55 @@ TEST_CASE("persistent: names, made up or shared with plain calls, in any order")
     CHECK(same(second, sum_of({2}, kFloat, round)));
     CHECK(same(named, sum_of({4}, kFloat, round)));
   }
+}
+
+TEST_CASE("persistent: without an output, one is made for as many rows from each rank") {
+  const int size = hvd::size(), rank = hvd::rank();
+  const at::Tensor rows = torch::zeros({2, 3}), to_all = torch::zeros({2 * size, 3}),
+                   summed = torch::zeros({size + 1, 2}, kDouble);
+  auto gather = hvd::allgather_init(rows);
+  auto exchange = hvd::alltoall_init(to_all, {.name = "exchange"});
+  auto scatter = hvd::reducescatter_init(summed, {.op = ReduceOp::Sum});
+  auto counted = hvd::reducescatter_init(summed, {.op = ReduceOp::Sum, .counts = [&] {
+                                                    std::vector<std::int64_t> counts(
+                                                        static_cast<std::size_t>(size), 2);
+                                                    counts.back() += 2;
+                                                    return counts;
+                                                  }()});
+  for (int round = 0; round < 3; ++round) {
+    CAPTURE(round);
+    rows.fill_(rank + round);
+    to_all.copy_(torch::arange(2 * size, kFloat).reshape({2 * size, 1}).expand({2 * size, 3}) +
+                 100 * rank + round);
+    summed.fill_(rank + round);
+    gather.start();
+    exchange.start();
+    scatter.start();
+    counted.start();
+    const at::Tensor gathered = gather.wait();
+    CHECK(gathered.size(0) == 2 * size);
+    for (int from = 0; from < size; ++from)
+      CHECK(same(gathered.narrow(0, 2 * from, 2), torch::full({2, 3}, 1.0F * (from + round))));
+    const auto exchanged = exchange.wait();
+    CHECK(exchanged.output.size(0) == 2 * size);
+    for (int from = 0; from < size; ++from)
+      CHECK(
+          same(exchanged.output[2 * from], torch::full({3}, 2.0F * rank + 100.0F * from + round)));
+    const double sum = size * (size - 1) / 2.0 + size * round;
+    CHECK(same(scatter.wait(), torch::full({rank == 0 ? 2 : 1, 2}, sum, kDouble)));
+    CHECK(same(counted.wait(), torch::full({rank == size - 1 ? 4 : 2}, sum, kDouble)));
+  }
+  CHECK(contains(error_of<hvd::InvalidArgument>(
+                     [&] { hvd::alltoall_init(to_all, {.splits = torch::tensor({1})}); }),
+                 "with splits"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([] { hvd::allgather_init(at::Tensor()); }),
+                 "undefined"));
+  CHECK(contains(error_of<hvd::InvalidArgument>([] { hvd::allgather_init(torch::tensor(1.0F)); }),
+                 "scalar"));
+  if (size == 1) return;
+  auto uneven = hvd::allgather_init(torch::ones({rank == 0 ? 2 : 1}), {.name = "uneven"});
+  uneven.start();
+  CHECK_THROWS_AS(uneven.wait(), hvd::Mismatch);
 }
 
 TEST_CASE("persistent: what this rank can see is refused at once") {

@@ -32,6 +32,7 @@ void check_nothing_runs() {
     refused([&] { hvd::allgather_into(wrong, some); });
     refused([&] { hvd::alltoall_into(some, wrong); });
     refused([&] { hvd::allreduce_init(wrong); });
+    refused([&] { hvd::allgather_init(wrong); });
     refused([&] { hvd::send(wrong, {.peer = -4, .tag = -1}); });
     refused([&] { hvd::recv_async(wrong, {.tag = -1}); });
   }
