@@ -30,7 +30,6 @@
 /// Nothing stays open.
 
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
@@ -45,6 +44,7 @@
 #include "hvd/hvd.h"
 #include "torch_bindings/checkpoint/checkpoint_part.h"
 #include "torch_bindings/files/checkpoint_error.h"
+#include "torch_bindings/parameters/held_module.h"
 
 namespace hvd::detail {
 class CheckpointFile;
@@ -130,48 +130,47 @@ class Checkpoint {
     return read(module, optimizer, extra, {parts.begin(), parts.size()});
   }
   /// @{
-  /// Do the same, with what else belongs to the run, and for holders of modules.
+  /// Do the same, with what else belongs to the run, and for what holds a module: a ModuleHolder,
+  /// such as torch::nn::Linear, or a std::shared_ptr. Throw InvalidArgument, on that rank, for a
+  /// null pointer.
   std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer,
                     Extra& extra) const;
   std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Extra& extra,
                     std::initializer_list<CheckpointPart> parts) const {
     return read(module, optimizer, extra, {parts.begin(), parts.size()});
   }
-  template <class Module>
-  void save(const torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer,
-            std::int64_t step, std::initializer_list<CheckpointPart> parts) const {
-    save(static_cast<const torch::nn::Module&>(*module), optimizer, step, parts);
+  template <detail::HoldsModule Held>
+  void save(const Held& module, torch::optim::Optimizer& optimizer, std::int64_t step,
+            const Extra& extra = {}) const {
+    save(module_of(module), optimizer, step, extra);
   }
-  template <class Module>
-  void save(const torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer,
-            std::int64_t step, const Extra& extra,
+  template <detail::HoldsModule Held>
+  void save(const Held& module, torch::optim::Optimizer& optimizer, std::int64_t step,
             std::initializer_list<CheckpointPart> parts) const {
-    save(static_cast<const torch::nn::Module&>(*module), optimizer, step, extra, parts);
+    save(module_of(module), optimizer, step, parts);
   }
-  template <class Module>
-  std::int64_t load(torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer,
+  template <detail::HoldsModule Held>
+  void save(const Held& module, torch::optim::Optimizer& optimizer, std::int64_t step,
+            const Extra& extra, std::initializer_list<CheckpointPart> parts) const {
+    save(module_of(module), optimizer, step, extra, parts);
+  }
+  template <detail::HoldsModule Held>
+  std::int64_t load(const Held& module, torch::optim::Optimizer& optimizer) const {
+    return load(module_of(module), optimizer);
+  }
+  template <detail::HoldsModule Held>
+  std::int64_t load(const Held& module, torch::optim::Optimizer& optimizer,
                     std::initializer_list<CheckpointPart> parts) const {
-    return load(static_cast<torch::nn::Module&>(*module), optimizer, parts);
+    return load(module_of(module), optimizer, parts);
   }
-  template <class Module>
-  std::int64_t load(torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer,
-                    Extra& extra, std::initializer_list<CheckpointPart> parts) const {
-    return load(static_cast<torch::nn::Module&>(*module), optimizer, extra, parts);
+  template <detail::HoldsModule Held>
+  std::int64_t load(const Held& module, torch::optim::Optimizer& optimizer, Extra& extra) const {
+    return load(module_of(module), optimizer, extra);
   }
-  template <class Module>
-  void save(const torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer,
-            std::int64_t step, const Extra& extra = {}) const {
-    save(static_cast<const torch::nn::Module&>(*module), optimizer, step, extra);
-  }
-  template <class Module>
-  std::int64_t load(torch::nn::ModuleHolder<Module>& module,
-                    torch::optim::Optimizer& optimizer) const {
-    return load(static_cast<torch::nn::Module&>(*module), optimizer);
-  }
-  template <class Module>
-  std::int64_t load(torch::nn::ModuleHolder<Module>& module, torch::optim::Optimizer& optimizer,
-                    Extra& extra) const {
-    return load(static_cast<torch::nn::Module&>(*module), optimizer, extra);
+  template <detail::HoldsModule Held>
+  std::int64_t load(const Held& module, torch::optim::Optimizer& optimizer, Extra& extra,
+                    std::initializer_list<CheckpointPart> parts) const {
+    return load(module_of(module), optimizer, extra, parts);
   }
   /// @}
 
@@ -183,6 +182,10 @@ class Checkpoint {
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
+  template <class Held>
+  static torch::nn::Module& module_of(const Held& held) {
+    return detail::held_module(held, "Checkpoint");
+  }
   using Parts = std::span<const CheckpointPart>;
   void write(const torch::nn::Module& module, torch::optim::Optimizer& given, std::int64_t step,
              const Extra& extra, Parts parts) const;

@@ -5,10 +5,11 @@
 /// nobody else uses the module. The tensors own the memory, also after `hvd::shutdown()`.
 
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
 #include <cstddef>
 #include <vector>
+
+#include "torch_bindings/parameters/held_module.h"
 
 #pragma GCC visibility push(default)
 namespace hvd {
@@ -24,10 +25,11 @@ std::size_t move_to_shared_memory(const std::vector<at::Tensor>& tensors);
 /// tensor refers to (a view, a saved variable of a graph that lives); all, where ranks share no
 /// memory or the arena is full (HVD_ARENA_BYTES). Local. Throws NotInitialized.
 std::size_t share_memory(torch::nn::Module& module);
-/// Does the same for what a ModuleHolder, such as torch::nn::Linear, holds.
-template <class Module>
-std::size_t share_memory(const torch::nn::ModuleHolder<Module>& module) {
-  return share_memory(*module.ptr());
+/// Does the same for what a ModuleHolder, such as torch::nn::Linear, or a std::shared_ptr holds.
+/// Throws InvalidArgument for a null pointer.
+template <detail::HoldsModule Held>
+std::size_t share_memory(const Held& module) {
+  return share_memory(detail::held_module(module, "share_memory"));
 }
 
 }  // namespace hvd

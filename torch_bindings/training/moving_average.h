@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "hvd/errors.h"
+#include "torch_bindings/parameters/held_module.h"
 
 #pragma GCC visibility push(default)
 namespace hvd {
@@ -44,6 +45,12 @@ class ExponentialMovingAverage {
   /// Does the same with all parameters and buffers of a module.
   explicit ExponentialMovingAverage(const torch::nn::Module& module,
                                     ExponentialMovingAverageOptions options = {});
+  /// Does the same for what a ModuleHolder, such as torch::nn::Linear, or a std::shared_ptr holds.
+  template <detail::HoldsModule Held>
+  explicit ExponentialMovingAverage(const Held& module,
+                                    ExponentialMovingAverageOptions options = {})
+      : ExponentialMovingAverage(detail::held_module(module, "ExponentialMovingAverage"), options) {
+  }
 
   /// Makes each average decay * average + (1 - decay) * parameter. To be called after each
   /// optimizer step.

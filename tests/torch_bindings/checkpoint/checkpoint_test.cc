@@ -2,6 +2,7 @@
 #include <sys/stat.h>
 
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <sstream>
 
@@ -299,6 +300,38 @@ TEST_CASE("checkpoint: extra state, options, files that stay, a plain optimizer"
     if (step >= 3) CHECK(found("run.pt.2") == step - 2);
     CHECK(!Checkpoint(folder.file("run.pt.3")).exists());
   }
+}
+
+TEST_CASE("checkpoint: of a module that a std::shared_ptr holds") {
+  const SharedFolder folder;
+  const Checkpoint checkpoint(folder.file());
+  const auto net = std::make_shared<torch::nn::LinearImpl>(3, 2);
+  hvd::broadcast_parameters(net, 0);
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.5));
+  hvd::StepSchedule schedule(sgd, 2, 0.5);
+  const at::Tensor before = net->weight.detach().clone();
+  const auto load_into = [&](const std::function<std::int64_t()>& load) {
+    const torch::NoGradGuard no_gradient;
+    net->weight.zero_();
+    CHECK(load() == 7);
+    CHECK(torch::equal(net->weight, before));
+  };
+  Checkpoint::Extra extra;
+  checkpoint.save(net, sgd, 7);
+  load_into([&] { return checkpoint.load(net, sgd); });
+  checkpoint.save(net, sgd, 7, {.strings = {{"a", "b"}}});
+  load_into([&] { return checkpoint.load(net, sgd, extra); });
+  CHECK(extra.strings.at("a") == "b");
+  checkpoint.save(net, sgd, 7, {schedule});
+  load_into([&] { return checkpoint.load(net, sgd, {schedule}); });
+  checkpoint.save(net, sgd, 7, {.strings = {{"c", "d"}}}, {schedule});
+  load_into([&] {
+    return checkpoint.load(std::shared_ptr<torch::nn::Module>(net), sgd, extra, {schedule});
+  });
+  CHECK(extra.strings.at("c") == "d");
+  const std::shared_ptr<torch::nn::Module> none;
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { checkpoint.save(none, sgd, 1); }),
+                 "Checkpoint: a null pointer"));
 }
 
 TEST_CASE(

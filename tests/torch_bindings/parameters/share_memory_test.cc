@@ -1,5 +1,6 @@
 // hvd::share_memory(module).
 #include <cstdint>
+#include <memory>
 
 #include "tests/torch_bindings/tied_net.h"
 
@@ -43,6 +44,17 @@ TEST_CASE(
   for (const auto& parameter : net->parameters()) CHECK(same_on_all_ranks(parameter));
   CHECK(!torch::equal(net->parameters()[0], before[0]));
   CHECK(!torch::equal(net->buffers()[0], torch::zeros({8})));
+}
+
+TEST_CASE("share_memory takes what holds a module") {
+  const torch::nn::Linear holder(3, 2);
+  const auto pointer = std::make_shared<torch::nn::LinearImpl>(3, 2);
+  CHECK(hvd::share_memory(holder) == 2);
+  CHECK(hvd::share_memory(pointer) == 2);
+  CHECK(hvd::share_memory(std::shared_ptr<torch::nn::Module>(pointer)) == 2);
+  CHECK(contains(error_of<hvd::InvalidArgument>(
+                     [] { hvd::share_memory(std::shared_ptr<torch::nn::Module>()); }),
+                 "share_memory: a null"));
 }
 
 TEST_CASE(

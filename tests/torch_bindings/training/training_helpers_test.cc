@@ -516,6 +516,24 @@ TEST_CASE("ExponentialMovingAverage: the closed form, its guard, its file") {
                  "decay is 1"));
 }
 
+TEST_CASE("ExponentialMovingAverage takes what holds a module, with its buffers") {
+  const torch::nn::BatchNorm1d holder(3);
+  const std::shared_ptr<torch::nn::Module> pointer = holder.ptr();
+  hvd::ExponentialMovingAverage of_holder(holder, {.decay = 0.5}),
+      of_pointer(pointer, {.decay = 0.5});
+  holder->running_mean.fill_(8);
+  for (auto* const average : {&of_holder, &of_pointer}) {
+    CHECK(average->averages().size() == 2);
+    average->update();
+    const auto guard = average->averaged();
+    CHECK(torch::equal(holder->running_mean, torch::full({3}, 4.0F)));
+  }
+  CHECK(contains(error_of<hvd::InvalidArgument>([] {
+                   hvd::ExponentialMovingAverage none(std::shared_ptr<torch::nn::LinearImpl>{});
+                 }),
+                 "a null pointer"));
+}
+
 TEST_CASE("ExponentialMovingAverage of 16-bit parameters is in fp32") {
   for (const auto type : {at::kBFloat16, at::kHalf}) {
     const at::Tensor parameter = torch::full({3}, 1, type), wide = torch::full({3}, 1, kFloat);
