@@ -3,16 +3,31 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <mutex>
 #include <set>
+#include <sstream>
 
 #include "hvd/base/text.h"
+#include "hvd/negotiation/values/signature.h"
+#include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/collectives.h"
 
 namespace hvd {
 
 namespace {
+
+std::string words_of(const Compression& compression) {
+  switch (compression.kind()) {
+    case Compression::Kind::Int8:
+      return "int8";
+    case Compression::Kind::TopK:
+      return formatted("topk({})", compression.ratio());
+    default:
+      return formatted("powersgd({})", compression.rank());
+  }
+}
 
 at::ScalarType memory_type(const at::Tensor& parameter) {
   return parameter.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -167,27 +182,46 @@ at::Tensor GradientCompressor::finish(at::Tensor sum) const {
   return terms_.op == ReduceOp::Average ? sum.div_(ranks_) : sum;
 }
 
-/// Once: a tensor of another size on another rank would make nonsense of everything after it.
+/// Once: a tensor of another size, or compressed in another way, on another rank would make
+/// nonsense of everything after it.
 void GradientCompressor::check_alike() {
   if (std::exchange(checked_, true)) return;
+  const Compression& way = terms_.compression;
   std::vector<std::int64_t> sizes;
   for (const auto& [name, parameter] : parameters_) {
     sizes.push_back(parameter.numel());
     sizes.push_back(parameter.dim() == 0 ? 1 : parameter.size(0));
     sizes.push_back(static_cast<std::int64_t>(parameter.scalar_type()));
+    sizes.push_back(static_cast<std::int64_t>(way.kind()));
+    sizes.push_back(way.kind() == Compression::Kind::TopK ? std::bit_cast<std::int64_t>(way.ratio())
+                                                          : way.rank());
   }
+  const auto columns = static_cast<std::int64_t>(sizes.size() / parameters_.size());
   const at::Tensor mine = torch::tensor(sizes, at::kLong);
   const AllreduceOptions most{
       .name = name("largest"), .op = ReduceOp::Max, .process_set = terms_.process_set};
   const AllreduceOptions least{
       .name = name("smallest"), .op = ReduceOp::Min, .process_set = terms_.process_set};
   const at::Tensor differs =
-      allreduce(mine, most).ne(allreduce(mine, least)).view({-1, 3}).any(1).nonzero();
+      allreduce(mine, most).ne(allreduce(mine, least)).view({-1, columns}).any(1).nonzero();
   if (differs.numel() == 0) return;
   checked_ = false;
-  throw Mismatch(
-      formatted("{}: the shape or type of '{}' differs between ranks", terms_.name,
-                parameters_[static_cast<std::size_t>(differs[0].item<std::int64_t>())].first));
+  refuse_differing(static_cast<std::size_t>(differs[0].item<std::int64_t>()));
+}
+
+/// Collective. Says what each rank has in that place.
+void GradientCompressor::refuse_differing(std::size_t place) const {
+  const auto& [own, parameter] = parameters_[place];
+  const std::string mine =
+      formatted("{} by {}", detail::describe(parameter), words_of(terms_.compression));
+  std::istringstream lines(
+      detail::said_by_all(mine + "\n", name("differences"), terms_.process_set));
+  std::vector<std::string> said;
+  for (std::string line; std::getline(lines, line);) said.push_back(line);
+  const auto ranks = terms_.process_set.ranks();
+  throw Mismatch(formatted(
+      "{}: the shape, type or compression of '{}' differs between ranks: {}", terms_.name, own,
+      said.size() == ranks.size() ? grouped_by_rank(ranks, said) : joined(said, "; ")));
 }
 
 /// The parameters that have a gradient on any rank. `also_compared` travels as the shape of a

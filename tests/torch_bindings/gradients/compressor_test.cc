@@ -309,4 +309,28 @@ TEST_CASE("compression with accumulation, and a model that differs between ranks
   CHECK(contains(error_of<hvd::Mismatch>([&] { wrong.reduce({other}); }), "parameter.0.0"));
 }
 
+TEST_CASE("compression in another way on one rank: a Mismatch on all, which says the way of each") {
+  if (hvd::size() == 1) return;
+  const at::Tensor gradient = noise({40, 31}, kDouble, hvd::rank(), 7);
+  const auto refused = [&](const Compression& mine, const std::string& of_last,
+                           const std::string& of_others) {
+    Given wrong({gradient}, {.compression = mine});
+    for (int step = 0; step < 2; ++step) {  // and so it stays
+      const std::string text = error_of<hvd::Mismatch>([&] { wrong.reduce({gradient}); });
+      CAPTURE(text);
+      CHECK(contains(text, "'parameter.0.0'"));
+      CHECK(contains(
+          text, "rank " + std::to_string(hvd::size() - 1) + ": float64 [40, 31] by " + of_last));
+      const std::string others =
+          hvd::size() == 2 ? "rank 0" : "ranks 0-" + std::to_string(hvd::size() - 2);
+      CHECK(contains(text, others + ": float64 [40, 31] by " + of_others));
+    }
+  };
+  refused(Compression::topk(last() ? 0.5 : 0.25), "topk(0.5)", "topk(0.25)");
+  refused(Compression::powersgd(last() ? 3 : 2), "powersgd(3)", "powersgd(2)");
+  refused(last() ? Compression::int8() : Compression::topk(0.25), "int8", "topk(0.25)");
+  Given alike({gradient}, {.compression = Compression::topk(1)});
+  CHECK(same_on_all_ranks(alike.reduce({gradient})[0]));
+}
+
 }  // namespace
