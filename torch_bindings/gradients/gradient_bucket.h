@@ -70,9 +70,8 @@ struct GradientSlot {
   int passes = 0;                 ///< backward passes since the last step that gave a gradient
   detail::GradientMark mark;      ///< `.grad` as it was left
   Weighed weighed = Weighed::No;  ///< in this round
-  std::optional<unsigned>
-      before_hook;  ///< with Sum: sees a gradient before it is added to one that is reduced already
-  at::Tensor before;  ///< that one
+  std::optional<unsigned> before_hook;  ///< is called before backward adds to `.grad`
+  at::Tensor before;  ///< with Sum: what a gradient is added to, where that is reduced already
 };
 
 /// Gradients that travel together: one submission. Its members are slots of a reducer, which stay

@@ -1,5 +1,6 @@
 #include "torch_bindings/gradients/gradient_hooks.h"
 
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -58,6 +59,38 @@ void remove_gradient_hook(const at::Tensor& parameter, const void* owner) {
 
 bool has_gradient_hook(const at::Tensor& parameter, const void* owner) {
   return find(parameter, owner) != nullptr;
+}
+
+namespace {
+
+/// Returns whether the pass that runs adds to the parameter's `.grad`.
+bool is_to_be_added(const at::Tensor& parameter) {
+  const auto* const asked = torch::autograd::get_current_graph_task_exec_info();
+  if (asked == nullptr || asked->empty()) return true;
+  const auto found = asked->find(torch::autograd::impl::try_get_grad_accumulator(parameter).get());
+  return found != asked->end() && found->second.needed_;
+}
+
+bool is_called(const at::Tensor& parameter, const void* owner) {
+  const auto* const top =
+      dynamic_cast<const Hook*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
+  return top != nullptr && top->owner == owner;
+}
+
+}  // namespace
+
+unsigned add_hook_before(const at::Tensor& parameter, const void* owner,
+                         std::function<void()> call) {
+  // it owns the hook
+  const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak(
+      parameter.getIntrusivePtr());
+  return parameter.register_hook(
+      [weak, owner, call = std::move(call), world = World::current()](const at::Tensor& /*given*/) {
+        const at::Tensor of(weak.lock());
+        if (!of.defined() || !is_called(of, owner) || !is_to_be_added(of)) return;
+        const WorldScope scope(world, WorldScope::kAlsoGlobal);
+        call();
+      });
 }
 
 }  // namespace hvd::detail

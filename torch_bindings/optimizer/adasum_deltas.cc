@@ -45,40 +45,62 @@ AdasumDeltas::AdasumDeltas(Terms terms)
 }
 
 AdasumDeltas::~AdasumDeltas() {
-  for (const auto& slot : slots_) detail::remove_gradient_hook(slot.parameter, this);
+  for (const auto& slot : slots_) {
+    detail::remove_gradient_hook(slot.parameter, this);
+    if (slot.before_hook) slot.parameter.remove_hook(*slot.before_hook);
+  }
 }
 
 void AdasumDeltas::add(const Named& parameters, std::size_t first) {
   const at::NoGradGuard no_gradient;
   std::vector<Slot> added;  // all or none
   for (std::size_t i = first; i < parameters.size(); ++i) {
-    added.push_back({parameters[i].first, parameters[i].second, {}, {}});
+    added.push_back({parameters[i].first, parameters[i].second, {}, {}, {}});
     make_room(added.back());
   }
   for (auto& slot : added) {
-    const std::string name = slot.name;
-    const at::Tensor parameter = slot.parameter;
-    const std::size_t place = slots_.size();
     slots_.push_back(std::move(slot));
     {
       const std::lock_guard lock(passes_->mutex);
       passes_->counts.push_back(0);
     }
-    auto call = [weak = std::weak_ptr(passes_), place, name, parameter, witness = terms_.witness] {
-      const auto passes = weak.lock();
-      if (!passes) return;
-      if (witness && witness->on_gradient(parameter, false))
-        throw InvalidArgument(detail::StepWatch::words_of(name));
-      const std::lock_guard lock(passes->mutex);
-      if (passes->counts[place]++ >= passes->limit)
-        throw InvalidArgument(
-            formatted("gradient of '{}': more than {} backward passes without step(); raise "
-                      "backward_passes_per_step or call step() or zero_grad() in between",
-                      name, passes->limit));
-    };
-    detail::add_gradient_hook(parameter, this, std::move(call));
+    put_hooks(slots_.size() - 1);
   }
   replicas_.watch(parameters);
+}
+
+/// A pass too many is refused before it is added to what the others have given, which still counts.
+void AdasumDeltas::put_hooks(std::size_t place) {
+  Slot& slot = slots_[place];
+  const auto refuse_more = [place, name = slot.name, parameter = slot.parameter,
+                            witness = terms_.witness](const Passes& passes) {
+    if (passes.counts[place] < passes.limit) return;
+    if (witness && !witness->stepped({{name, parameter}}).empty())
+      throw InvalidArgument(detail::StepWatch::words_of(name));
+    throw InvalidArgument(
+        formatted("gradient of '{}': more than {} backward passes without step(); raise "
+                  "backward_passes_per_step or call step() or zero_grad() in between",
+                  name, passes.limit));
+  };
+  auto after = [weak = std::weak_ptr(passes_), refuse_more, place, name = slot.name,
+                parameter = slot.parameter, witness = terms_.witness] {
+    const auto passes = weak.lock();
+    if (!passes) return;
+    if (witness && witness->on_gradient(parameter, false))
+      throw InvalidArgument(detail::StepWatch::words_of(name));
+    const std::lock_guard lock(passes->mutex);
+    refuse_more(*passes);
+    ++passes->counts[place];
+  };
+  detail::add_gradient_hook(slot.parameter, this, std::move(after));
+  if (!slot.parameter.requires_grad()) return;
+  slot.before_hook =
+      detail::add_hook_before(slot.parameter, this, [weak = std::weak_ptr(passes_), refuse_more] {
+        const auto passes = weak.lock();
+        if (!passes) return;
+        const std::lock_guard lock(passes->mutex);
+        refuse_more(*passes);
+      });
 }
 
 void AdasumDeltas::remember() {

@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -66,7 +67,9 @@ class AdasumDeltas {
     at::Tensor parameter;
     at::Tensor start;  ///< the parameter before the step
     at::Tensor wire;   ///< its change
+    std::optional<unsigned> before_hook;
   };
+  void put_hooks(std::size_t place);
   void make_room(Slot& slot) const;
   [[nodiscard]] std::shared_ptr<HandleState> submit(const std::vector<std::size_t>& slots,
                                                     std::size_t number);

@@ -190,14 +190,8 @@ void GradientReducer::reduce_until_none_is_late() {
       GradientSlot& slot = slots[i];
       slot.reduced = slot.gradient().defined() && !buckets_.round_of(slot).is_late(slot.member);
       slot.set_mark();
-      if (buckets_.summed_ranks() == 1 || !slot.reduced || slot.before_hook || !hooked_ ||
-          !slot.named.parameter.requires_grad())
-        continue;
-      slot.before_hook = slot.named.parameter.register_hook(
-          [weak = weak_from_this(), i, world = World::current()](const at::Tensor& /*given*/) {
-            const WorldScope scope(world, WorldScope::kAlsoGlobal);
-            if (const auto self = weak.lock()) self->before_gradient(i);
-          });
+      // it may require a gradient since
+      if (hooked_ && detail::has_gradient_hook(slot.named.parameter, this)) put_hook(i);
     }
     shares_kept_ = buckets_.keeps_shares();
     buckets_.forget();

@@ -147,6 +147,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void on_gradient(std::size_t slot);
   [[noreturn]] void refuse(const std::string& text);
   void before_gradient(std::size_t slot);
+  void refuse_more(const GradientSlot& slot);
   void begin_pass(const GradientSlot& first);
   void refuse_with_shares(const GradientSlot& slot);
 

@@ -21,11 +21,20 @@ void GradientReducer::hook(Observers observers) {
   for (std::size_t i = 0; i < buckets_.slots().size(); ++i) put_hook(i);
 }
 
-void GradientReducer::put_hook(std::size_t slot) {
-  detail::add_gradient_hook(buckets_.slots()[slot].named.parameter, this,
-                            [weak = weak_from_this(), slot] {
-                              if (const auto self = weak.lock()) self->on_gradient(slot);
-                            });
+/// Puts on what is not there. LibTorch takes the hook that is called before only where the
+/// parameter requires a gradient.
+void GradientReducer::put_hook(std::size_t index) {
+  GradientSlot& slot = buckets_.slots()[index];
+  const at::Tensor& parameter = slot.named.parameter;
+  if (!detail::has_gradient_hook(parameter, this))
+    detail::add_gradient_hook(parameter, this, [weak = weak_from_this(), index] {
+      if (const auto self = weak.lock()) self->on_gradient(index);
+    });
+  if (slot.before_hook || !parameter.requires_grad()) return;
+  if (observers_.wants && buckets_.summed_ranks() == 1) return;  // it would have nothing to do
+  slot.before_hook = detail::add_hook_before(parameter, this, [weak = weak_from_this(), index] {
+    if (const auto self = weak.lock()) self->before_gradient(index);
+  });
 }
 
 void GradientReducer::hook_again() {
@@ -86,15 +95,7 @@ void GradientReducer::on_gradient(std::size_t index) {
   if (slot.passes > 0 && !buckets_.round_of(slot).is_given(slot.member) && slot.is_replaced() &&
       !slot.sparse)
     slot.passes = 0;
-  const GradientRound& round = buckets_.round_of(slot);
-  // the number of passes was raised after that
-  const bool has_left = round.is_submitted() && round.is_given(slot.member);
-  if (slot.passes >= passes_per_step_ || has_left)
-    refuse(formatted(
-        "gradient of '{}': more than {} backward passes without step(); raise "
-        "backward_passes_per_step or call step(), synchronize() or the optimizer's zero_grad() in "
-        "between (the module's is recognised only where it drops all gradients of the optimizer)",
-        name, slot.passes));
+  refuse_more(slot);
   synchronized_ = false;
   ++slot.passes;
   if (const int ranks = buckets_.summed_ranks(); std::exchange(slot.reduced, false) && ranks > 1) {
@@ -111,15 +112,42 @@ void GradientReducer::on_gradient(std::size_t index) {
   slot.set_mark();
 }
 
-/// Remembers what a round gave before more is added to it: with Sum it must not be summed again.
+/// Refuses a pass too many before it is added to what the others have given, which may be on its
+/// way, and still counts. What a user has made of that is for `on_gradient` to judge, unless
+/// nothing can be added to what is there. And remembers what a round gave before more is added to
+/// it: with Sum it must not be summed again.
 void GradientReducer::before_gradient(std::size_t index) {
+  using Since = detail::GradientMark::Since;
+  if (is_forked_from_rank()) return;
   const std::lock_guard lock(mutex_);
   GradientSlot& slot = buckets_.slots()[index];
-  if (!listening_ || !slot.reduced) return;
+  if (!listening_) return;
   const auto since = slot.since_mark();
-  const bool there =
-      since == detail::GradientMark::Since::Same || since == detail::GradientMark::Since::Changed;
-  slot.before = there ? slot.gradient().detach().clone() : at::Tensor();
+  if (!observers_.wants) {  // who chooses among gradients asks for each once
+    refuse_with_shares(slot);
+    const bool stands_in =
+        buckets_.keeps_shares() && buckets_.round_of(slot).state() == RoundState::PutAway;
+    if (since == Since::Same || (since == Since::Changed && stands_in)) refuse_more(slot);
+  }
+  if (buckets_.summed_ranks() == 1 || !slot.reduced) return;
+  slot.before = since == Since::Same || since == Since::Changed ? slot.gradient().detach().clone()
+                                                                : at::Tensor();
+}
+
+/// Refuses a gradient of which the step has all passes: it has left, perhaps before their number
+/// was raised.
+void GradientReducer::refuse_more(const GradientSlot& slot) {
+  const GradientRound& round = buckets_.round_of(slot);
+  if (slot.passes < passes_per_step_ && !(round.is_submitted() && round.is_given(slot.member)))
+    return;
+  const std::string stepped =
+      observers_.witness ? observers_.witness->stepped(parameters()) : std::string();
+  if (!stepped.empty()) refuse(detail::StepWatch::words_of(stepped));
+  refuse(formatted(
+      "gradient of '{}': more than {} backward passes without step(); raise "
+      "backward_passes_per_step or call step(), synchronize() or the optimizer's zero_grad() in "
+      "between (the module's is recognised only where it drops all gradients of the optimizer)",
+      slot.named.name, slot.passes));
 }
 
 /// Begins a backward pass at its first gradient, which tells whether it starts anew what an earlier

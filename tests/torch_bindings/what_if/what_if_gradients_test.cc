@@ -81,6 +81,77 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "what happens if I make a backward pass too many: it is refused; the passes before it count, "
+    "and zero_grad() throws them away") {
+  const std::vector<DistributedOptimizerOptions> kinds{
+      {},
+      {.op = ReduceOp::Sum},
+      {.backward_passes_per_step = 2},
+      {.gradients_are_views = false},
+      {.compression = hvd::Compression::topk(0.5)},
+      {.shard_optimizer_state = true},
+      {.shard_gradients = true},
+      {.backward_passes_per_step = 2, .shard_gradients = true},
+      {.share_parameters = true},
+      {.op = ReduceOp::Adasum}};
+  for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+    CAPTURE(kind);
+    const int passes = kinds[kind].backward_passes_per_step;
+    Wrapped it(kinds[kind]), plain(kinds[kind]);
+    for (int step = 0; step < 4; ++step) {
+      CAPTURE(step);
+      const auto all_passes = [&](Wrapped& of) {
+        for (int pass = 0; pass < passes; ++pass) backward(of.net, hvd::rank(), 10 * step + pass);
+      };
+      plain.optimizer.zero_grad();
+      all_passes(plain);
+      plain.optimizer.step();
+
+      it.optimizer.zero_grad();
+      all_passes(it);
+      // Who asks for gradients adds none.
+      CHECK(torch::autograd::grad({small_loss(it.net, hvd::rank(), 0)}, it.net->parameters())
+                .size() == it.net->parameters().size());
+      const std::string text =
+          error_of<hvd::InvalidArgument>([&] { backward(it.net, hvd::rank(), 77); });
+      CHECK(contains(text,
+                     "more than " + std::to_string(passes) + " backward passes without step()"));
+      if (step == 1) {
+        it.optimizer.zero_grad();
+        all_passes(it);
+      } else if (step == 2) {  // it has added nothing, so that the module's zero_grad() is
+                               // recognised where it would be otherwise
+        const bool sees_it =
+            kinds[kind].op != ReduceOp::Adasum && !kinds[kind].compression.needs_memory();
+        sees_it ? it.net->zero_grad() : it.optimizer.zero_grad();
+        all_passes(it);
+      }
+      it.optimizer.step();
+      CHECK(same(flat(it.net), flat(plain.net)));
+      CHECK(same_on_all_ranks(flat(it.net)));
+    }
+  }
+}
+
+TEST_CASE(
+    "what happens if backward comes after synchronize() where gradients are in shares: it is "
+    "refused, and step() has what was there") {
+  Wrapped it({.shard_gradients = true}), plain({.shard_gradients = true});
+  for (int step = 0; step < 2; ++step) {
+    for (Wrapped* const one : {&plain, &it}) {
+      one->optimizer.zero_grad();
+      backward(one->net, hvd::rank(), step);
+      one->optimizer.synchronize();
+      if (one == &it && hvd::size() > 1)
+        CHECK(contains(error_of<hvd::InvalidArgument>([&] { backward(it.net, hvd::rank(), 5); }),
+                       "in shares already"));
+      one->optimizer.step();
+    }
+    CHECK(same(flat(it.net), flat(plain.net)));
+  }
+}
+
 // ----------------------------------------------------------------------------- synchronize() twice
 
 TEST_CASE("what happens if I call synchronize() twice: it reduces once") {
