@@ -186,7 +186,8 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// This goes on as a wrapper that is not sharded. Without it, the state of a sharded wrapper ends
   /// with the wrapper, and wrapping or stepping the optimizer after that is an error (its own
   /// `step()` throws c10::Error). Does nothing where nothing is sharded. Throws InvalidArgument, on
-  /// all ranks, for an optimizer that LibTorch does not know and that has a state.
+  /// all ranks, for an optimizer that LibTorch does not know, where its states do not override
+  /// serialize and clone.
   void unshard();
 
   /// Returns the wrapped optimizer's groups. Groups, parameters and options of all types that are

@@ -236,7 +236,15 @@ UnsavedParts save_optimizer(Optimizer& optimizer, OutputArchive& own, OutputArch
   if (distributed != nullptr) distributed->param_groups();  // shares changed options
   if (is_sharded(optimizer)) {
     only ? distributed->save_on(*only, own) : optimizer.save(own);
-    return {};
+    UnsavedParts unsaved;
+    const Optimizer& wrapped = distributed->wrapped();
+    if (is_of_libtorch(wrapped) || distributed->master_copies() != nullptr ||
+        (only && *only != rank()))
+      return unsaved;
+    unsaved.type = type_of(wrapped);
+    unsaved.own = distributed->state().empty() || !as_input(own).keys().empty();
+    if (!unsaved.own) unsaved.states.emplace_back("its state is shared out");
+    return unsaved;
   }
   Optimizer& holder = holder_of(optimizer);
   drop_scratch(holder);

@@ -63,7 +63,7 @@ struct DistributedOptimizerOptions {
   /// of the plain optimizer, bit for bit. For all optimizers of LibTorch but LBFGS
   /// (InvalidArgument). One of the user's own shares whole parameters, as its `step()` may look at
   /// all of one (LARS), also where it derives from one of LibTorch's; its state can be saved where
-  /// it is of LibTorch's types.
+  /// it is of LibTorch's types, or overrides serialize and clone, and the optimizer save and load.
   bool shard_optimizer_state = false;
   /// True: gradients are shared out as well, ZeRO stage 2; it implies shard_optimizer_state, and
   /// the parameters are those of the plain optimizer, bit for bit. Gradients travel as

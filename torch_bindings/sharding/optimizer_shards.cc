@@ -315,19 +315,7 @@ void OptimizerShards::share_pieces(const std::string& refusal) {
 void OptimizerShards::give_back() {
   const at::NoGradGuard no_gradient;
   const auto masters = state_.gather_masters();
-  if (is_known_) {
-    wrapped_.state() = state_.gather();
-  } else {
-    at::Tensor states =
-        at::full({1}, static_cast<std::int64_t>(wrapped_.state().size()), at::kLong);
-    allreduce_(
-        states,
-        {.name = exchange_.name() + "/states", .op = ReduceOp::Max, .process_set = process_set_});
-    if (states.item<std::int64_t>() > 0)
-      throw InvalidArgument(
-          "unshard(): LibTorch does not know this optimizer, so its state, which is in shares, "
-          "cannot be put together");
-  }
+  wrapped_.state() = state_.gather();
   given_back_ = true;
   if (masters_ != nullptr) masters_->adopt(masters);
 }

@@ -99,8 +99,8 @@ class OptimizerShards {
   [[nodiscard]] bool is_writer() const { return !shared_ || self_ == 0; }
 
   /// Collective. Gives the wrapped optimizer the whole state, on every rank; then this can end.
-  /// Throws InvalidArgument, on all ranks, if LibTorch does not know the optimizer and it has a
-  /// state.
+  /// Throws InvalidArgument, on all ranks, if LibTorch does not know the optimizer, and it has
+  /// states that cannot be written or copied.
   void give_back();
   /// Collective. Writes what the wrapped optimizer would write had it not been shared out. All
   /// ranks have the whole state for that time; with `only`, a rank, that one alone, and the others
@@ -132,8 +132,7 @@ class OptimizerShards {
   const std::unique_ptr<SharedParameters> shared_;  ///< null where each rank has a copy of its own
   const std::size_t self_;                          ///< the share of this rank
   detail::MasterCopies* const masters_;
-  const bool is_known_;  ///< LibTorch knows the optimizer, or what it derives from, so that its
-                         ///< state can be put together
+  const bool is_known_;  ///< LibTorch knows the optimizer, or what it derives from
   detail::ShardPieces pieces_;
   const detail::PieceExchange
       exchange_;  ///< by share: with one copy per host, the ranks of the first host own them

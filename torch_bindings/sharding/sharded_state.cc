@@ -2,23 +2,53 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "hvd/base/text.h"
 #include "torch_bindings/collectives/collectives.h"
+#include "torch_bindings/collectives/objects.h"
 #include "torch_bindings/collectives/tensors.h"
+#include "torch_bindings/files/archives.h"
 #include "torch_bindings/files/checkpoint_reader.h"
 #include "torch_bindings/precision/state_parts.h"
 
 namespace hvd::detail {
 
+namespace {
+
+using torch::optim::OptimizerParamState;
+using torch::serialize::InputArchive, torch::serialize::OutputArchive;
+
+constexpr auto kUnknown =
+    "shard_optimizer_state: LibTorch does not know this optimizer, so its state is put together by "
+    "serialize and clone of the states";
+
+InputArchive written(const OptimizerParamState& state) {
+  OutputArchive archive;
+  state.serialize(archive);
+  return as_input(archive);
+}
+
+/// Returns a copy of the model that has read `archive`; null where it is not what was written
+/// there, or the model has changed with it, which is then again what it was.
+std::unique_ptr<OptimizerParamState> read_into_copy(InputArchive& archive,
+                                                    OptimizerParamState& model) {
+  InputArchive before = written(model);
+  auto state = model.clone();
+  state->serialize(archive);
+  InputArchive now = written(*state), model_now = written(model);
+  if (same_archive(archive, now) && same_archive(before, model_now)) return state;
+  model.serialize(before);
+  return nullptr;
+}
+
+}  // namespace
+
 ShardedState::States ShardedState::gather(std::optional<int> only) const {
-  if (!fresh_state(wrapped_))
-    throw InvalidArgument(
-        "shard_optimizer_state: LibTorch does not know this optimizer, so its state cannot be put "
-        "together to be saved");
+  if (!fresh_state(wrapped_)) return gather_unknown(only);
   // What there is of each piece: whether it has a state, which tensors that has, and its step.
   at::Tensor known = at::zeros({static_cast<std::int64_t>(pieces_.size()), 3}, at::kLong);
   auto word = known.accessor<std::int64_t, 2>();
@@ -42,6 +72,54 @@ ShardedState::States ShardedState::gather(std::optional<int> only) const {
   throw InvalidArgument(
       "shard_optimizer_state: the optimizer keeps states of a type of its own, which derives from "
       "one of LibTorch's; what that has besides cannot be put together");
+}
+
+/// Puts together the states of an optimizer that LibTorch does not know: they travel as they write
+/// themselves, and are read into copies of one that this rank has.
+ShardedState::States ShardedState::gather_unknown(std::optional<int> only) const {
+  OutputArchive mine;
+  OptimizerParamState* model = nullptr;
+  std::string failure;
+  try {
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      const auto found = wrapped_.state().find(pieces_[i].tensor.unsafeGetTensorImpl());
+      if (!pieces_[i].is_mine || found == wrapped_.state().end() || !found->second) continue;
+      OutputArchive one(mine.compilation_unit());
+      std::as_const(*found->second).serialize(one);
+      mine.write(std::to_string(i), one);
+      if (std::exchange(model, found->second.get()) == nullptr) static_cast<void>(model->clone());
+    }
+  } catch (...) {
+    failure = formatted("{}: {}", kUnknown, words_of_current_exception());
+  }
+  const auto ranks = exchange_.process_set().ranks();
+  const auto texts = allgather_text(model != nullptr ? text_of(mine) : std::string(),
+                                    exchange_.process_set(), failure);
+  const bool is_there =
+      std::any_of(texts.begin(), texts.end(), [](const auto& text) { return !text.empty(); });
+  for (std::size_t i = 0; is_there && i < texts.size(); ++i)
+    if (texts[i].empty() && (!only || *only == ranks[i]))
+      throw InvalidArgument(formatted("{}: rank {} has a share without one, and so nothing to copy",
+                                      kUnknown, ranks[i]));
+  States whole;
+  if (!PieceExchange::gets_whole(only)) return whole;
+  for (const auto& text : texts) {
+    if (text.empty()) continue;
+    InputArchive archive = archive_of(text, pieces_.front().parameter.device());
+    for (const auto& key : archive.keys()) {
+      auto& state = whole[pieces_.at(std::stoul(key)).parameter.unsafeGetTensorImpl()];
+      if (state) continue;  // each host has one
+      InputArchive one;
+      archive.read(key, one);
+      state = read_into_copy(one, *model);
+      if (!state)
+        throw InvalidArgument(
+            formatted("{}, and serialize does not read what it writes, or reads it into tensors "
+                      "that copies share (read a c10::IValue, and take the tensor from it)",
+                      kUnknown));
+    }
+  }
+  return whole;
 }
 
 /// Puts the states together. `known`: what there is of each piece on its owner.

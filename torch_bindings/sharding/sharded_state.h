@@ -2,7 +2,7 @@
 /// An optimizer's state of which each rank has that of its pieces: put together, and dealt again.
 /// Thread: the optimizer's. Refers to the optimizer, whose `state()` holds this rank's, to the
 /// pieces and to their exchange. Errors: InvalidArgument, on all ranks, for an optimizer or a state
-/// that LibTorch does not know; what the exchange throws.
+/// that LibTorch does not know, and that cannot be copied and written; what the exchange throws.
 // Tested in tests/torch_bindings/sharding/optimizer_shards_test.cc,
 // tests/torch_bindings/what_if/what_if_sharded_test.cc
 
@@ -38,6 +38,7 @@ class ShardedState {
   void keep(States whole, CheckpointReader* reader = nullptr) const;
 
  private:
+  [[nodiscard]] States gather_unknown(std::optional<int> only) const;
   [[nodiscard]] States gather_parts(const at::Tensor& known, std::optional<int> only) const;
   [[nodiscard]] static at::Tensor part_of(const at::Tensor& whole, const ShardPiece& piece,
                                           CheckpointReader* reader);

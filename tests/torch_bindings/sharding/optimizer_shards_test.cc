@@ -318,8 +318,7 @@ TEST_CASE("sharded: the user's own optimizer; what is refused") {
       plain.step(step);
       CHECK(same_parameters(sharded.net, plain.net));
     }
-    CHECK(contains(error_of<hvd::InvalidArgument>([&] { sharded.saved(); }),
-                   "LibTorch does not know"));
+    CHECK(!sharded.saved().empty());  // it has no state
   }
   SmallNet net(kDouble);
   torch::optim::LBFGS lbfgs(net.parameters(), torch::optim::LBFGSOptions(0.1));

@@ -165,6 +165,85 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "what happens if I save an optimizer of my own that is sharded: whole, where it overrides save "
+    "and load, and its state the rest") {
+  with_and_without_one_copy();
+  const SharedFolder folder;
+  const Checkpoint checkpoint(folder.file());
+  using Mine = OwnOptimizer<Overrides{.save = true}>;
+  const auto run = [](torch::optim::Optimizer& optimizer, torch::nn::Sequential& net, int begin,
+                      int end) {
+    for (int step = begin; step < end; ++step) {
+      optimizer.zero_grad();
+      small_loss(net, hvd::rank(), step).backward();
+      optimizer.step();
+    }
+  };
+  const auto options = [](bool shard) {
+    return hvd::DistributedOptimizerOptions{.shard_optimizer_state = shard,
+                                            .share_parameters = shard && one_copy};
+  };
+  auto net = small_model(), alone = small_model();
+  Mine inner(net->parameters(), 0.01, 0.9), inner_alone(alone->parameters(), 0.01, 0.9);
+  hvd::DistributedOptimizer optimizer(inner, net->named_parameters(), options(true)),
+      whole(inner_alone, alone->named_parameters(), options(false));
+  run(optimizer, net, 0, 3);
+  run(whole, alone, 0, 3);
+  checkpoint.save(net, optimizer, 3);
+  run(optimizer, net, 3, 5);
+  run(whole, alone, 3, 5);
+  CHECK(same_all(copies_of(net), copies_of(alone)));
+  for (const bool shard : {true, false}) {
+    auto resumed = small_model();
+    Mine again(resumed->parameters(), 0.5, 0.5);
+    hvd::DistributedOptimizer wrapper(again, resumed->named_parameters(), options(shard));
+    CHECK(checkpoint.load(resumed, wrapper) == 3);
+    run(wrapper, resumed, 3, 5);
+    CHECK(same_all(copies_of(resumed), copies_of(alone)));
+  }
+  optimizer.unshard();
+  run(optimizer, net, 5, 7);
+  run(whole, alone, 5, 7);
+  CHECK(same_all(copies_of(net), copies_of(alone)));
+}
+
+TEST_CASE(
+    "what happens if I save an optimizer of my own that is sharded and lacks an override: refused "
+    "on all ranks, and it goes on") {
+  if (hvd::size() == 1) return;
+  const SharedFolder folder;
+  const auto refused = [&]<Overrides kHas>(const std::string& words) {
+    CAPTURE(words);
+    auto net = small_model(), alone = small_model();
+    OwnOptimizer<kHas> inner(net->parameters(), 0.01, 0.9),
+        inner_alone(alone->parameters(), 0.01, 0.9);
+    hvd::DistributedOptimizer optimizer(inner, net->named_parameters(),
+                                        {.shard_optimizer_state = true});
+    hvd::DistributedOptimizer whole(inner_alone, alone->named_parameters());
+    for (int step = 0; step < 3; ++step) {
+      small_loss(net, hvd::rank(), step).backward();
+      small_loss(alone, hvd::rank(), step).backward();
+      optimizer.step();
+      whole.step();
+      optimizer.zero_grad();
+      whole.zero_grad();
+      CHECK(same_all(copies_of(net), copies_of(alone)));
+      const std::string text =
+          error_of<CheckpointError>([&] { Checkpoint(folder.file()).save(net, optimizer, 1); });
+      INFO(text);
+      CHECK(contains(text, words));
+    }
+  };
+  refused.template operator()<Overrides{}>("overrides neither save nor load");
+  refused.template operator()<Overrides{.state = false, .save = true}>(
+      "serialize and clone of the states: ");
+  refused.template operator()<Overrides{.save = true, .clone_state = false}>(
+      "serialize and clone of the states: ");
+  refused.template operator()<Overrides{.save = true, .reads_into = true}>(
+      "tensors that copies share");
+}
+
+TEST_CASE(
     "what happens if only some ranks shard their optimizer: Mismatch on all, and the old file "
     "stays") {
   const SharedFolder folder;
