@@ -40,13 +40,15 @@ namespace hvd {
 /// library runs. Throws InvalidArgument for a wrong knob, or variables of a launcher that
 /// contradict each other; Mismatch if the ranks' knobs differ; BackendError if MPI or the operating
 /// system refuses, or if ranks that were announced are not to be found; RankFailed if a rank dies
-/// meanwhile: on all ranks, if on one; it may then be called again, unless a rank has died. An MPI
-/// that is adopted may have any thread level where all ranks share memory. Where they do not, its
-/// messages and NCCL's ids need MPI_THREAD_SERIALIZED at least (BackendError on all ranks
-/// otherwise; with HVD_WIRE=ucx the ids alone need it), and the program then calls no MPI of its
-/// own between `init()` and `shutdown()`; MPI_THREAD_MULTIPLE lets it. MPI_Finalize without
-/// `shutdown()` does what that does. A process that is forked from a rank is none: there the
-/// functions below throw NotInitialized, and what ranks share is a private copy.
+/// meanwhile: on all ranks, if on one. It may then be called again, as after a world that has
+/// failed. Where a rank has died, MPI cannot bring the others together any more; a store can, with
+/// a process in its place, or fewer ranks by variables that the program has set. An MPI that is
+/// adopted may have any thread level where all ranks share memory. Where they do not, its messages
+/// and NCCL's ids need MPI_THREAD_SERIALIZED at least (BackendError on all ranks otherwise; with
+/// HVD_WIRE=ucx the ids alone need it), and the program then calls no MPI of its own between
+/// `init()` and `shutdown()`; MPI_THREAD_MULTIPLE lets it. MPI_Finalize without `shutdown()` does
+/// what that does. A process that is forked from a rank is none: there the functions below throw
+/// NotInitialized, and what ranks share is a private copy.
 void init(const Config& config);
 /// Starts the library with the knobs of the environment: `init(Config::from_environment())`.
 /// Collective.

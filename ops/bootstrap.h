@@ -42,6 +42,8 @@ class Bootstrap {
   [[nodiscard]] bool is_alone() const { return meeting_ == nullptr; }
   /// Returns MPI, where the ranks met through it; otherwise null.
   [[nodiscard]] const MpiMeeting* mpi() const { return mpi_; }
+  /// Returns whether the ranks met in a store.
+  [[nodiscard]] bool is_in_store() const { return meeting_ != nullptr && mpi_ == nullptr; }
   [[nodiscard]] int rank() const { return meeting_ ? meeting_->rank() : 0; }
   [[nodiscard]] int size() const { return meeting_ ? meeting_->size() : 1; }
 

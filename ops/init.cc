@@ -63,6 +63,25 @@ void watch_exit(bool has_world) {
   if (!std::exchange(is_watched[has_world ? 1 : 0], true)) ::on_exit(at_exit, &process);
 }
 
+/// Returns the ranks, who meet unless they have before. A world that has failed may have lost a
+/// rank: then those that meet in a store meet anew, as the environment says now, with who has come
+/// in its place or with fewer. All that are left find out together.
+std::shared_ptr<Bootstrap> find_ranks(const Config& config) {
+  // Lives as long as the process: a communicator must not be freed when nobody else does.
+  static auto* const bootstrap = new std::shared_ptr<Bootstrap>;
+  if (*bootstrap && (*bootstrap)->is_in_store() && !ended_in_order && !was_refused) {
+    try {
+      (*bootstrap)->begin();
+      (*bootstrap)->agree();
+    } catch (const Error& error) {
+      log(LogLevel::Info, "the ranks meet anew: {}", error.what());
+      bootstrap->reset();
+    }
+  }
+  if (!*bootstrap) *bootstrap = std::make_shared<Bootstrap>(config.start_timeout);
+  return *bootstrap;
+}
+
 }  // namespace
 
 void init() { init(Config::from_environment()); }
@@ -78,10 +97,8 @@ void init(const Config& config) {
   print_whole_lines();
   set_log(config.log_level, launcher_hints().rank.value_or(-1));
 
-  // Lives as long as the process: a communicator must not be freed when nobody else does.
-  static auto* const bootstrap = new std::shared_ptr<Bootstrap>;
-  if (!*bootstrap) *bootstrap = std::make_shared<Bootstrap>(config.start_timeout);
-  Bootstrap& ranks = **bootstrap;
+  const std::shared_ptr<Bootstrap> bootstrap = find_ranks(config);
+  Bootstrap& ranks = *bootstrap;
   set_log(config.log_level, ranks.rank());
   ranks.begin();
   if (!ranks.is_alone()) become_rank(ranks.rank());
@@ -92,7 +109,7 @@ void init(const Config& config) {
     watch_exit(false);
   };
   try {
-    world = make_world(config, *bootstrap, "", [](const Bootstrap& met) {
+    world = make_world(config, bootstrap, "", [](const Bootstrap& met) {
       met.barrier();  // MPI may be finalised then
       ended_in_order = true;
     });

@@ -3,6 +3,8 @@
 // after an error of hvd's, which it prints.
 //   sums     (default) init(), sums and others, shutdown(); and once more
 //   dies     rank 1 dies in the middle, the others say what they learn
+//   fewer    the world loses a rank (rank 1, or the one that is given), and those that are left
+//            make another one, of their own
 //   late     rank 0 comes to init() a second late
 //   leaves   rank 1 ends with exit code 7 before init()
 //   waits    after init() for ever
@@ -114,6 +116,29 @@ void run(const std::string& what) {
   }
 }
 
+void lose(int lost) {
+  hvd::init();
+  const int rank = hvd::rank(), size = hvd::size();
+  try {
+    compute();
+    hvd::barrier();
+    if (rank == lost) ::_exit(0);
+    for (;;) compute();
+  } catch (const hvd::RankFailed&) {
+  }
+  hvd::shutdown();
+  ::setenv("RANK", std::to_string(rank > lost ? rank - 1 : rank).c_str(), 1);
+  ::setenv("WORLD_SIZE", std::to_string(size - 1).c_str(), 1);
+  ::unsetenv("LOCAL_RANK");
+  ::unsetenv("LOCAL_WORLD_SIZE");
+  for (int again = 0; again < 2; ++again) {
+    hvd::init();
+    say(hvd::formatted("rank {} of {} goes on as rank {} of {}: {:016x}", rank, size, hvd::rank(),
+                       hvd::size(), compute()));
+    hvd::shutdown();
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -121,6 +146,8 @@ int main(int argc, char** argv) {
     const std::string what = argc > 1 ? argv[1] : "sums";
     if (what == "prints") {
       print(argc > 2 ? argv[2] : "ends");
+    } else if (what == "fewer") {
+      lose(argc > 2 ? std::stoi(argv[2]) : 1);
     } else {
       run(what);
     }

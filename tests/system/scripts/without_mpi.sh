@@ -106,6 +106,12 @@ start same 3 "srun without PMIx, with RANK and MASTER_ADDR" "$ranks" 3 env SLURM
   SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_TASKS_PER_NODE=3 "SLURM_PROCID={rank}" SLURM_STEP_NUM_TASKS=3 "$tests/meets"
 
 start says "a rank that dies is noticed" 3 2 "^rank [02]: RankFailed: .*rank 1" "$ranks" 3 "$tests/meets" dies
+for lost in 0 1 2; do
+  start says "rank $lost dies, and the others make another world, by a file" 0 4 "^rank [0-2] of 3 goes on as rank [01] of 2: " \
+    env "HVD_INIT=file://$cases_folder/fewer.$lost" "$ranks" 3 "$tests/meets" fewer $lost
+  start says "rank $lost dies, and the others make another world" 0 4 "^rank [0-2] of 3 goes on as rank [01] of 2: " \
+    "$ranks" 3 "$tests/meets" fewer $lost
+done
 start says "a rank that is killed in the middle of allreduces" - 3 "^rank [013]: RankFailed: .*rank 2" "$ranks" 4 "$tests/victim" kill 60
 start says "a rank that leaves main by an exception" - 3 "^rank [013]: RankFailed: .*rank 2" "$ranks" 4 "$tests/victim" throw
 start says "a rank that ends with another status than 0" 3 2 "^rank [01]: RankFailed: rank 2 (died|ended with exit status 5)" \
