@@ -174,7 +174,8 @@ PersistentHandle<at::Tensor> reducescatter_init(const at::Tensor& input,
 
 /// @{
 /// Averages or sums sparse COO tensors of one size, whose entries may be anywhere; the result is
-/// sparse and coalesced. Travels as an allgather of indices and values. Not differentiable.
+/// sparse and coalesced. Travels as an allgather of indices and values, and without a name is
+/// numbered as one. Not differentiable.
 at::Tensor sparse_allreduce(const at::Tensor& tensor, const AllreduceOptions& options = {});
 Handle<at::Tensor> sparse_allreduce_async(const at::Tensor& tensor,
                                           const AllreduceOptions& options = {});
