@@ -222,7 +222,11 @@ void leave_world() noexcept {
 
 void desert_world(int exit_status) noexcept {
   const auto world = take_world();
-  if (!world) return;
+  if (!world) {  // this rank may have left it in order, whatever its status
+    const std::unique_lock ending(global().ending, std::try_to_lock);
+    if (ending.owns_lock()) join_lasting();
+    return;
+  }
   try {
     const InsideLibrary inside;
     const bool told = world->engine->desert(

@@ -22,6 +22,15 @@ namespace {
 constexpr auto kDesertionPatience = 500ms;
 constexpr auto kCallbackPatience = 10s;  // for functions of the program, at shutdown
 
+/// Waits for functions that were given to `then`, unless one of them does.
+void await_callbacks(Continuations& continuations, std::chrono::milliseconds patience) {
+  if (CallbackThread::is_here() || continuations.wait_until_called(patience)) return;
+  log(LogLevel::Warning,
+      "shutdown() has waited for {} s for functions that were given to Handle::then(), and goes on "
+      "without them",
+      kCallbackPatience.count());
+}
+
 /// Returns whether a batch of it alone would be done at once, so that it gains from company.
 bool is_small_on_host(const Submission& submission) {
   std::size_t bytes = 0;
@@ -96,6 +105,7 @@ std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) 
 }
 
 std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After after) {
+  if (CallbackThread::is_here()) burst_.end();  // it is called as what it has waited for is over
   auto fresh = factory_.make(std::move(submission));
   // a persistent operation has none, as each start has its own
   const auto deadline = fresh->deadline;
@@ -397,15 +407,18 @@ bool Engine::leave(std::chrono::milliseconds patience) {
     has_left_ = true;
   }
   say_leaving([] {});
-  const Turn turn = loop_.take();
   bool is_over = false;
-  loop_.drive_until(turn, [&] {
-    if (failure_handled_) return is_over = true;
-    const EngineLock lock(mutex_);
-    is_over = all_is_over();
-    return is_over ||
-           (Clock::now() > deadline && ledger_.empty() && queue_.empty() && messages_.is_idle());
-  });
+  {
+    const Turn turn = loop_.take();
+    loop_.drive_until(turn, [&] {
+      if (failure_handled_) return is_over = true;
+      const EngineLock lock(mutex_);
+      is_over = all_is_over();
+      return is_over ||
+             (Clock::now() > deadline && ledger_.empty() && queue_.empty() && messages_.is_idle());
+    });
+  }
+  if (!is_over) await_callbacks(mutex_.continuations(), kCallbackPatience);
   return is_over;
 }
 
@@ -449,12 +462,11 @@ bool Engine::shutdown(std::chrono::milliseconds patience, const Status& if_alone
   loop_.keep_forever(std::move(turn));
   if (!if_alone.ok()) loop_.join();
   const auto wait = std::min<std::chrono::milliseconds>(patience, kCallbackPatience);
-  if (!mutex_.continuations().wait_until_called(wait) && !CallbackThread::is_here() &&
-      if_alone.ok())
-    log(LogLevel::Warning,
-        "shutdown() has waited for {} s for functions that were given to Handle::then(), and goes "
-        "on without them",
-        kCallbackPatience.count());
+  if (!if_alone.ok()) {
+    mutex_.continuations().wait_until_called(wait);
+  } else if (!has_left) {
+    await_callbacks(mutex_.continuations(), wait);
+  }
   return stopped_cleanly_.load();
 }
 

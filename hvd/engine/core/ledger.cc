@@ -1,6 +1,7 @@
 #include "hvd/engine/core/ledger.h"
 
 #include <algorithm>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -73,13 +74,16 @@ Ledger::Place Ledger::take_out(Entry& entry) {
   return {entries_.extract(entry.key), by_unit_.extract(entry.unit)};
 }
 
-void Ledger::note_unseen(const UnitKey& key, const std::shared_ptr<HandleState>& pending) {
+void Ledger::note_unseen(const UnitKey& key, const std::shared_ptr<HandleState>& pending) noexcept {
   if (!is_unseen_by(pending) || is_unnamed(key.name)) return;
   if (unseen_.size() >= look_through_at_) {
     std::erase_if(unseen_, [](const auto& known) { return !is_unseen_by(known.second.lock()); });
     look_through_at_ = std::max(kFewUnseen, 2 * unseen_.size());
   }
-  unseen_[key] = pending;
+  try {
+    unseen_[key] = pending;
+  } catch (const std::bad_alloc&) {  // a mistake of its caller is then told later
+  }
 }
 
 bool Ledger::is_unseen(const UnitKey& key) const {

@@ -97,7 +97,7 @@ class Ledger {
 
   /// An entry under the key is over and gone, but for the `pending` of its caller, who may not know
   /// yet.
-  void note_unseen(const UnitKey& key, const std::shared_ptr<HandleState>& pending);
+  void note_unseen(const UnitKey& key, const std::shared_ptr<HandleState>& pending) noexcept;
   /// Returns whether a caller still has what stands for the last one under the key, and has neither
   /// waited for it nor been told otherwise that it is over. Another one may be in flight on other
   /// ranks as long as that.

@@ -217,7 +217,10 @@ void PersistentOpFactory::make(const Entry& entry) noexcept {
   }
 }
 
-void PersistentOpFactory::drop(const UnitKey& key) noexcept { static_cast<void>(ops_.remove(key)); }
+void PersistentOpFactory::drop(const UnitKey& key) noexcept {
+  const auto op = ops_.remove(key);
+  if (op && op->is_handed_out) ledger_.note_unseen(key, op->pending);
+}
 
 bool PersistentOpFactory::drop_set(int process_set) noexcept {
   const auto is_idle = [&](const PersistentOp& op) {

@@ -58,7 +58,8 @@ Entry* Submitter::admit(std::unique_ptr<Entry> fresh, bool& numbered) {
   const bool others_wait = queue_.contains(key);
   // Who waits for a stream only returns before the device is done: no mistake of theirs.
   const bool comes_back = fresh->submission.on_stream && before != nullptr &&
-                          before->pending->enqueued.load() && !others_wait;
+                          before->pending->enqueued.load() && before->pending->waited_for.load() &&
+                          !others_wait;
   if ((others_wait || ledger_.is_unseen(key)) && !numbered) throw duplicate(key);
   if (!comes_back && !(numbered && (before != nullptr || others_wait)))
     return &ledger_.admit(std::move(fresh));

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 #include <mpi.h>
 
+#include <atomic>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -105,6 +106,31 @@ TEST_CASE(
       CHECK(values.front() == static_cast<float>(size() - 1));
     }
     shutdown();
+  }
+}
+
+TEST_CASE(
+    "functions that follow what a rank has submitted have been called when its shutdown() returns, "
+    "also while others go on") {
+  for (const bool shares_memory : {true, false}) {
+    CAPTURE(shares_memory);
+    Config config;
+    if (!shares_memory) config.shared_memory = SharedMemory::Off;
+    init(config);
+    if (size() == 1 || !mpi_threads_supported()) return shutdown();
+    const int number = rank();
+    std::vector<float> values(kElements, 1.0F);
+    const Buffer buffer{values.data(), DataType::Float32, {kElements}, {}};
+    std::atomic<bool> called{false};
+    allreduce_async(buffer, buffer, {.name = "followed", .op = ReduceOp::Sum}).then([&called] {
+      std::this_thread::sleep_for(1s);
+      called = true;
+    });
+    if (number != 0) MPI_Barrier(MPI_COMM_WORLD);  // which rank 0 comes to once it has left
+    shutdown();
+    CHECK(called);
+    if (number == 0) MPI_Barrier(MPI_COMM_WORLD);
+    while (!called) std::this_thread::sleep_for(1ms);
   }
 }
 

@@ -7,10 +7,11 @@
 //   process_exits return_then_fail               the last rank returns from main() with 0; rank 0
 //                                                then leaves by an exception
 //   process_exits signal CODE MILLISECONDS       the last rank calls exit(CODE) in a handler of
-//                                                SIGALRM: while it waits for rank 0, which
-//   does
+//                                                SIGALRM: while it waits for rank 0, which does
 //                                                not come, or after so long in the midst of small
 //                                                allreduces (0: the former)
+//   process_exits leaves CODE                    the last rank calls shutdown() and exit(CODE); the
+//                                                others go on, and are told so
 //   process_exits refused AGAIN                  init() is refused, as the ranks' knobs differ;
 //                                                with AGAIN=1 a second one is not
 //   process_exits followed HOW                   a function follows an allreduce of each rank,
@@ -48,6 +49,19 @@ void sum(std::size_t count, const std::string& name) {
   hvd::allreduce(buffer, buffer, {.name = name, .op = hvd::ReduceOp::Sum});
   const auto ranks = static_cast<float>(hvd::size());
   if (values.front() != ranks * (ranks + 1) / 2) throw std::runtime_error("a wrong sum");
+}
+
+void go_on_without_last(bool is_last, int status) {
+  if (is_last) {
+    hvd::shutdown();
+    std::exit(status);  // NOLINT: what is tested
+  }
+  std::this_thread::sleep_for(1s);
+  try {
+    sum(1000, "without it");
+  } catch (const hvd::Shutdown& error) {
+    say(hvd::formatted("rank {} goes on: {}", hvd::rank(), error.what()));
+  }
 }
 
 /// A signal after `milliseconds`, once.
@@ -128,6 +142,8 @@ int run(const std::vector<std::string>& arguments) {
     if (is_last) return 0;
     std::this_thread::sleep_for(1s);
     if (hvd::rank() == 0) throw std::runtime_error("rank 0 has had enough");
+  } else if (what == "leaves") {
+    go_on_without_last(is_last, std::stoi(arguments.at(1)));
   } else if (what == "followed") {
     end_while_followed(is_last, arguments.at(1));
   } else if (what == "blocked") {

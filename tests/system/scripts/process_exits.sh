@@ -28,6 +28,10 @@ for shared in auto off; do
     [ "$ranks" -gt 1 ] || continue
     start job "a rank ends with status 5" "$ranks" "5 3" some "^rank 0: RankFailed: rank $((ranks - 1)) (died|ended with exit status 5)" \
       "$program" status 5
+    for status in 0 6; do
+      start job "a rank calls shutdown() and exit($status); the others go on" "$ranks" "$status" $((ranks - 1)) \
+        "^rank . goes on: .*rank $((ranks - 1)) has ended, or called" "$program" leaves "$status"
+    done
     start job "a rank ends by an exception when others have returned" "$ranks" failure some "rank 0 has had enough" "$program" return_then_fail
   done
   start job "a signal that the program has blocked" 2 0 2 "^rank . has its signal" env HVD_TIMELINE="$cases_folder/$shared" "$program" blocked
