@@ -418,8 +418,11 @@ bool Engine::leave(std::chrono::milliseconds patience) {
              (Clock::now() > deadline && ledger_.empty() && queue_.empty() && messages_.is_idle());
     });
   }
-  if (!is_over) await_callbacks(mutex_.continuations(), kCallbackPatience);
-  return is_over;
+  if (is_over) return true;
+  await_callbacks(mutex_.continuations(), kCallbackPatience);
+  const EngineLock lock(mutex_);
+  lasts_ = true;
+  return false;
 }
 
 bool Engine::shutdown(std::chrono::milliseconds patience, const Status& if_alone) {
@@ -428,10 +431,11 @@ bool Engine::shutdown(std::chrono::milliseconds patience, const Status& if_alone
     if (if_alone.ok() || board_.failed() || Clock::now() < deadline) return;
     board_.set_failure(if_alone);
   };
-  bool has_left = false;
+  bool has_left = false, lasts = false;
   {
     const EngineLock lock(mutex_);
     has_left = std::exchange(has_left_, false);
+    lasts = lasts_;
     if (submitter_.stop() && !has_left) return stopped_cleanly_.load();
   }
   if (!has_left) say_leaving(give_up_when_late);
@@ -464,7 +468,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience, const Status& if_alone
   const auto wait = std::min<std::chrono::milliseconds>(patience, kCallbackPatience);
   if (!if_alone.ok()) {
     mutex_.continuations().wait_until_called(wait);
-  } else if (!has_left) {
+  } else if (!lasts) {
     await_callbacks(mutex_.continuations(), wait);
   }
   return stopped_cleanly_.load();

@@ -198,7 +198,9 @@ class Engine : private EngineEvents {
   bool somebody_left_ HVD_GUARDED_BY(engine_mutex) =
       false;                      ///< and what waits for them is still to be looked at
   bool failure_handled_ = false;  // of the thread that has the turn
-  bool has_left_ HVD_GUARDED_BY(engine_mutex) = false;  ///< by `leave()`
+  // `leave()` has been called, and has returned before all had left.
+  bool has_left_ HVD_GUARDED_BY(engine_mutex) = false;
+  bool lasts_ HVD_GUARDED_BY(engine_mutex) = false;
   std::atomic<bool> stopped_cleanly_{false};
 };
 

@@ -112,13 +112,14 @@ TEST_CASE(
 TEST_CASE(
     "functions that follow what a rank has submitted have been called when its shutdown() returns, "
     "also while others go on") {
-  for (const bool shares_memory : {true, false}) {
-    CAPTURE(shares_memory);
+  for (const int way : {0, 1, 2, 3}) {
+    CAPTURE(way);
     Config config;
-    if (!shares_memory) config.shared_memory = SharedMemory::Off;
+    if (way % 2 == 1) config.shared_memory = SharedMemory::Off;
     init(config);
     if (size() == 1 || !mpi_threads_supported()) return shutdown();
-    const int number = rank();
+    const bool all_at_once = way >= 2;
+    const int number = all_at_once ? -1 : rank();
     std::vector<float> values(kElements, 1.0F);
     const Buffer buffer{values.data(), DataType::Float32, {kElements}, {}};
     std::atomic<bool> called{false};
@@ -126,7 +127,8 @@ TEST_CASE(
       std::this_thread::sleep_for(1s);
       called = true;
     });
-    if (number != 0) MPI_Barrier(MPI_COMM_WORLD);  // which rank 0 comes to once it has left
+    // Rank 0 comes to it once it has left.
+    if (number != 0) MPI_Barrier(MPI_COMM_WORLD);
     shutdown();
     CHECK(called);
     if (number == 0) MPI_Barrier(MPI_COMM_WORLD);
