@@ -202,7 +202,8 @@ Expected reduced(const Reduction& what, const std::vector<Block>& inputs, bool a
       } else {
         Fold fold;
         N::put(expected.bytes, i, fold_real<N>(what, inputs, i, fold));
-        if (any_order) expected.bound.push_back(N::kEpsilon * roundings * fold.magnitude);
+        if (any_order)
+          expected.bound.push_back(roundings * (N::kEpsilon * fold.magnitude + N::kLeast));
       }
     }
   });

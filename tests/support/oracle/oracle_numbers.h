@@ -45,6 +45,8 @@ struct Native : NumberOf<T, T, kKindOf, kPartsOf> {
   using Base = NumberOf<T, T, kKindOf, kPartsOf>;
   static constexpr double kEpsilon =
       kKindOf == Kind::Real ? static_cast<double>(std::numeric_limits<T>::epsilon()) : 0;
+  static constexpr double kLeast =
+      kKindOf == Kind::Real ? static_cast<double>(std::numeric_limits<T>::denorm_min()) : 0;
   static T get(const std::byte* base, std::size_t i) { return Base::raw(base, i); }
   static void put(Block& block, std::size_t i, T value) { Base::put_raw(block, i, value); }
 };
@@ -54,6 +56,7 @@ template <bool kIsHalf>
 struct Short : NumberOf<std::uint16_t, float, Kind::Real, 1> {
   static constexpr Small kFormat = kIsHalf ? kHalf : kBrain;
   static constexpr double kEpsilon = kIsHalf ? 0x1p-10 : 0x1p-7;
+  static constexpr double kLeast = kIsHalf ? 0x1p-24 : 0x1p-133;
   static float get(const std::byte* base, std::size_t i) {
     return static_cast<float>(widened(raw(base, i), kFormat));
   }
