@@ -53,7 +53,7 @@ T reduced_on_host(T a, T b, NcclOp op) {
 
 /// Allreduce, reduce and reducescatter.
 void reduce_on_host(const std::vector<Contribution>& ranks) {
-  const std::string& call = ranks[0].call;
+  const StateText& call = ranks[0].call;
   const std::size_t own = ranks[0].count;
   const std::size_t count = call == "ncclReduceScatter" ? own * ranks.size() : own;
   with_host_type(host_type(ranks[0].type), [&](auto tag) {
@@ -118,7 +118,7 @@ NcclUniqueId HostCluster::new_id() {
 
 HostCluster::CommGroup* HostCluster::join(const NcclUniqueId& id, int ranks, int rank) {
   const std::lock_guard lock(mutex_);
-  CommGroup& comm_group = comm_groups_[std::string(id.bytes.data(), id.bytes.size())];
+  CommGroup& comm_group = comm_groups_[StateText(id.bytes.data(), id.bytes.size())];
   comm_group.ranks = static_cast<std::size_t>(ranks);
   if (!comm_group.joined.insert(rank).second)
     note_locked("rank " + std::to_string(rank) + " joined twice");
@@ -161,12 +161,12 @@ bool HostCluster::meet(CommGroup& comm_group, std::uint64_t number, int rank,
     for (const auto& [unused, arrived] : meeting.arrived) ranks.push_back(arrived);
     for (const auto& arrived : ranks) {
       if (!arrived.agrees_with(ranks[0]))
-        note_locked("ranks disagree in collective " + arrived.call);
+        note_locked("ranks disagree in collective " + text_of(arrived.call));
       if (!arrived.lies_as(ranks[0]))
-        note_locked("ranks' registered memory is not alike in " + arrived.call);
+        note_locked("ranks' registered memory is not alike in " + text_of(arrived.call));
     }
-    contribution.call.find("Reduce") != std::string::npos ? reduce_on_host(ranks)
-                                                          : move_on_host(ranks);
+    contribution.call.find("Reduce") != StateText::npos ? reduce_on_host(ranks)
+                                                        : move_on_host(ranks);
     meeting.done = true;
   }
   if (!meeting.done) return false;
@@ -252,7 +252,8 @@ void HostCluster::note(const std::string& misuse) {
 
 std::vector<std::string> HostCluster::misuses() {
   const std::lock_guard lock(mutex_);
-  std::vector<std::string> all = misuses_;
+  std::vector<std::string> all;
+  for (const StateText& misuse : misuses_) all.push_back(text_of(misuse));
   for (std::string& error : order_.errors()) all.push_back(std::move(error));
   return all;
 }

@@ -21,7 +21,7 @@ namespace hvd::gpu::test {
 
 /// What one rank brings to a collective.
 struct Contribution {
-  std::string call;
+  StateText call;
   const void* send = nullptr;
   void* receive = nullptr;
   std::size_t count = 0;
@@ -32,7 +32,7 @@ struct Contribution {
   double factor = 1;
   bool multiplied = false;
   /// Where in registered memory the two lie, as text; empty: nowhere.
-  std::string send_place = {}, receive_place = {};
+  StateText send_place = {}, receive_place = {};
   /// What its stream knew when it began.
   Clock clock = {};
   bool agrees_with(const Contribution& other) const {
@@ -62,22 +62,22 @@ class HostCluster {
   /// The ranks of one communicator, and its collectives by their number.
   struct CommGroup {
     std::size_t ranks = 0;
-    std::set<int> joined;
+    StateSet<int> joined;
     bool left = false;  ///< a rank has aborted its side: what is not done never will be, and ends
                         ///< on the others all the same
     struct Meeting {
-      std::map<int, Contribution> arrived;
+      StateMap<int, Contribution> arrived;
       bool done = false;
     };
-    std::map<std::uint64_t, Meeting> meetings;
+    StateMap<std::uint64_t, Meeting> meetings;
     /// A message between two ranks: the first of the two brings half of it.
     struct Transfer {
-      std::map<bool, Contribution> halves;  ///< true: the sender's
+      StateMap<bool, Contribution> halves;  ///< true: the sender's
       bool done = false;
     };
     using Way = std::tuple<int, int, std::uint64_t>;  ///< from, to, number
-    std::map<Way, Transfer> transfers;
-    std::map<std::uint64_t, std::map<int, std::size_t>>
+    StateMap<Way, Transfer> transfers;
+    StateMap<std::uint64_t, StateMap<int, std::size_t>>
         windows;  ///< by their number, the bytes of each rank that has come
   };
 
@@ -132,7 +132,7 @@ class HostCluster {
 
    private:
     mutable std::mutex mutex_;
-    std::map<std::uint64_t, Clock> clocks_;  ///< by turn
+    StateMap<std::uint64_t, Clock> clocks_;  ///< by turn
   };
   IpcHandle publish(int owner, void* memory);
   IpcHandle publish(int owner, const std::shared_ptr<SharedEvent>& event);
@@ -149,13 +149,13 @@ class HostCluster {
 
  private:
   static IpcHandle handle_of(std::size_t number);
-  void note_locked(const std::string& misuse) { misuses_.push_back(misuse); }
+  void note_locked(const std::string& misuse) { misuses_.emplace_back(misuse); }
 
   std::mutex mutex_;
   std::condition_variable joined_;
   int ids_ = 0;
-  std::map<std::string, CommGroup> comm_groups_;
-  std::vector<std::string> misuses_;
+  StateMap<StateText, CommGroup> comm_groups_;
+  StateVector<StateText> misuses_;
   HappensBefore order_;
   Omissions omissions_;
   std::vector<Published> published_;

@@ -65,9 +65,18 @@ void HappensBefore::stream_uses(std::size_t stream, const Clock& clock, const Us
 }
 
 void HappensBefore::watch(const void* begin, std::size_t bytes, const std::string& name) {
-  forget(begin);
+  std::vector<std::uintptr_t> before;  // pieces that have been freed
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto next = regions_.lower_bound(number(begin) + bytes); next != regions_.begin();) {
+      --next;
+      if (next->first + next->second.bytes <= number(begin) && next->first != number(begin)) break;
+      before.push_back(next->first);
+    }
+  }
+  for (const std::uintptr_t region : before) forget(reinterpret_cast<const void*>(region));
   const std::lock_guard lock(mutex_);
-  regions_[number(begin)] = {bytes, name, {}};
+  regions_[number(begin)] = {bytes, StateText(name), {}};
   if (bytes != 0) cells_[number(begin)].end = number(begin) + bytes;
 }
 
@@ -81,7 +90,7 @@ void HappensBefore::free(const void* begin, const std::string& call) {
   }
   host_uses({.name = call, .writes = {{begin, bytes}}});
   const std::lock_guard lock(mutex_);
-  regions_[number(begin)].freed = call;
+  regions_[number(begin)].freed = StateText(call);
 }
 
 void HappensBefore::forget(const void* begin) {
@@ -114,7 +123,7 @@ void HappensBefore::split(std::uintptr_t at) {
 }
 
 void HappensBefore::use(std::size_t actor, const Clock& clock, const UseOfMemory& done) {
-  const Touch own{actor, clock.of(actor), std::make_shared<const std::string>(done.name)};
+  const Touch own{actor, clock.of(actor), &*names_.emplace(done.name).first};
   for (const MemoryRange& range : done.reads) touch(range, false, done, own, clock);
   for (const MemoryRange& range : done.writes) touch(range, true, done, own, clock);
 }
@@ -126,9 +135,10 @@ void HappensBefore::touch(const MemoryRange& range, bool writes, const UseOfMemo
   std::uintptr_t first = 0;
   if (const Region* region = region_of(begin, &first); region != nullptr) {
     if (end > first + region->bytes)
-      report(use.name + " reaches beyond the end of " + region->name);
+      report(use.name + " reaches beyond the end of " + text_of(region->name));
     if (!region->freed.empty())
-      return report(use.name + " uses " + region->name + " after " + region->freed);
+      return report(use.name + " uses " + text_of(region->name) + " after " +
+                    text_of(region->freed));
   }
   split(begin);
   split(end);
@@ -152,7 +162,7 @@ void HappensBefore::check(const Cell& cell, std::uintptr_t at, bool writes, cons
   const auto conflict = [&](const Touch& other, const char* does) {
     if (other.actor == touch.actor || clock.of(other.actor) >= other.step) return;
     report(use.name + (writes ? " writes " : " reads ") + place(at, cell.end) + ", which " +
-           *other.who + " " + does + ", and nothing orders the two");
+           text_of(*other.who) + " " + does + ", and nothing orders the two");
   };
   if (cell.write) conflict(*cell.write, "writes");
   if (writes)
@@ -164,20 +174,23 @@ void HappensBefore::check(const Cell& cell, std::uintptr_t at, bool writes, cons
 std::string HappensBefore::place(std::uintptr_t begin, std::uintptr_t end) const {
   std::uintptr_t first = 0;
   const Region* region = region_of(begin, &first);
-  const std::string of = region == nullptr ? "memory" : region->name;
+  const std::string of = region == nullptr ? "memory" : text_of(region->name);
   return "bytes " + std::to_string(begin - first) + " to " + std::to_string(end - first) + " of " +
          of;
 }
 
-void HappensBefore::report(const std::string& text) {
+void HappensBefore::report(const std::string& error) {
   constexpr std::size_t kMost = 20;
-  if (errors_.size() < kMost && std::find(errors_.begin(), errors_.end(), text) == errors_.end())
-    errors_.push_back(text);
+  const StateText kept(error);
+  if (errors_.size() < kMost && std::find(errors_.begin(), errors_.end(), kept) == errors_.end())
+    errors_.push_back(kept);
 }
 
 std::vector<std::string> HappensBefore::errors() {
   const std::lock_guard lock(mutex_);
-  return errors_;
+  std::vector<std::string> all;
+  for (const StateText& error : errors_) all.push_back(text_of(error));
+  return all;
 }
 
 }  // namespace hvd::gpu::test

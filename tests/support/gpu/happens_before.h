@@ -7,13 +7,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "tests/support/gpu/shared_state.h"
 
 namespace hvd::gpu::test {
 
@@ -28,7 +28,7 @@ class Clock {
   }
 
  private:
-  std::vector<std::uint64_t> steps_;
+  StateVector<std::uint64_t> steps_;
 };
 
 struct MemoryRange {
@@ -82,17 +82,17 @@ class HappensBefore {
   struct Touch {
     std::size_t actor = 0;
     std::uint64_t step = 0;
-    std::shared_ptr<const std::string> who;
+    const StateText* who = nullptr;
   };
   struct Cell {
     std::uintptr_t end = 0;
     std::optional<Touch> write;
-    std::vector<Touch> reads;
+    StateVector<Touch> reads;
   };
   struct Region {
     std::size_t bytes = 0;
-    std::string name;
-    std::string freed;  ///< by what; empty: it is not
+    StateText name;
+    StateText freed;  ///< by what; empty: it is not
   };
   struct Thread {
     std::size_t actor = 0;
@@ -106,16 +106,17 @@ class HappensBefore {
   void check(const Cell& cell, std::uintptr_t at, bool writes, const UseOfMemory& use,
              const Touch& touch, const Clock& clock);
   void use(std::size_t actor, const Clock& clock, const UseOfMemory& use);
-  void report(const std::string& text);
+  void report(const std::string& error);
   std::string place(std::uintptr_t begin, std::uintptr_t end) const;
 
   std::mutex mutex_;
   std::size_t actors_ = 0;
-  std::map<std::thread::id, Thread> threads_;
-  std::map<const void*, Clock> told_;
-  std::map<std::uintptr_t, Region> regions_;
-  std::map<std::uintptr_t, Cell> cells_;
-  std::vector<std::string> errors_;
+  StateMap<std::thread::id, Thread> threads_;
+  StateMap<const void*, Clock> told_;
+  StateMap<std::uintptr_t, Region> regions_;
+  StateMap<std::uintptr_t, Cell> cells_;
+  StateSet<StateText> names_;  ///< of operations
+  StateVector<StateText> errors_;
 };
 
 }  // namespace hvd::gpu::test

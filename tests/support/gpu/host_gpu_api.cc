@@ -59,7 +59,7 @@ struct HostDevice::UserEvent {
 };
 
 namespace {
-bool call_reduces(const std::string& call) { return call.find("Reduce") != std::string::npos; }
+bool call_reduces(const StateText& call) { return call.find("Reduce") != StateText::npos; }
 
 UseOfMemory use_of(const CopyJob& job) {
   UseOfMemory use{.reads_results = true};
@@ -88,7 +88,7 @@ UseOfMemory use_of(const ReduceJob& job) {
 }  // namespace
 
 HostDevice::HostDevice(HostCluster& cluster, int index)
-    : cluster_(cluster), index_(index), streams_(cluster, index) {
+    : cluster_(cluster), index_(index), streams_(cluster.order(), index) {
   fill_cuda();
   fill_nccl();
   cluster_.order().watch(&at_work_, 1, "the order of NCCL's work on rank " + std::to_string(index));
@@ -233,7 +233,7 @@ void HostDevice::pump(const Event& asked) {
 
 /// What NCCL's kernels read and write of this rank's memory.
 UseOfMemory HostDevice::use_of_call(const Comm& comm, const Contribution& contribution) const {
-  const std::string& call = contribution.call;
+  const std::string call = text_of(contribution.call);
   const std::size_t bytes = contribution.count * bytes_of_type(contribution.type),
                     ranks = comm.comm_group->ranks;
   const bool is_source = call == "ncclBroadcast" && contribution.extra == comm.rank;
@@ -254,20 +254,21 @@ UseOfMemory HostDevice::use_of_call(const Comm& comm, const Contribution& contri
 NcclCode HostDevice::collective(const Contribution& contribution, NcclComm* handle,
                                 CudaStream* stream_handle) {
   Comm* comm = known(handle, contribution.call.c_str());
-  const NcclCode code = enter<NcclCode>(contribution.call);
+  const std::string call = text_of(contribution.call);
+  const NcclCode code = enter<NcclCode>(call);
   if (code != NcclCode::Success) return code;
-  enqueued.push_back(contribution.call);
+  enqueued.push_back(call);
   const std::uint64_t number = comm->next++;
   Contribution placed = contribution;
   if (const auto own = comm->operators.find(contribution.extra);
       own != comm->operators.end() && call_reduces(contribution.call)) {
     if (own->second.type != contribution.type)
-      cluster_.note("an operation of another type in " + contribution.call);
+      cluster_.note("an operation of another type in " + call);
     placed.extra = static_cast<int>(NcclOp::Sum);
     placed.factor = own->second.factor;
     placed.multiplied = true;
   } else if (contribution.extra > 4 && call_reduces(contribution.call)) {
-    cluster_.note("an unknown operation in " + contribution.call);
+    cluster_.note("an unknown operation in " + call);
   }
   placed.send_place = place_of(*comm, contribution.send);
   placed.receive_place = place_of(*comm, contribution.receive);
@@ -290,9 +291,10 @@ NcclCode HostDevice::collective(const Contribution& contribution, NcclComm* hand
 NcclCode HostDevice::message(const Contribution& contribution, bool sends, int peer,
                              NcclComm* handle, CudaStream* stream_handle) {
   Comm* comm = known(handle, contribution.call.c_str());
-  const NcclCode code = enter<NcclCode>(contribution.call);
+  const std::string call = text_of(contribution.call);
+  const NcclCode code = enter<NcclCode>(call);
   if (code != NcclCode::Success) return code;
-  enqueued.push_back(contribution.call);
+  enqueued.push_back(call);
   const std::pair<int, int> ends =
       sends ? std::pair(comm->rank, peer) : std::pair(peer, comm->rank);
   const HostCluster::CommGroup::Way way{ends.first, ends.second, comm->next_messages[ends]++};
@@ -441,11 +443,11 @@ void HostDevice::finish_window(Comm* comm) {
       memory_.at(comm->awaited_memory).bytes(), "window " + std::to_string(comm->windows), *handle};
 }
 
-std::string HostDevice::place_of(const Comm& comm, const void* memory) {
+StateText HostDevice::place_of(const Comm& comm, const void* memory) {
   const auto* at = static_cast<const std::byte*>(memory);
   for (const auto& [begin, place] : comm.places) {
     if (begin <= at && at < begin + place.bytes)
-      return place.name + " at " + std::to_string(at - begin);
+      return StateText(place.name + " at " + std::to_string(at - begin));
   }
   return {};
 }

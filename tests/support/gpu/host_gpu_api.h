@@ -149,7 +149,7 @@ class HostDevice {
   void begin_work(Comm* comm);
   UseOfMemory use_of_call(const Comm& comm, const Contribution& contribution) const;
   void spoil(const Comm& comm, const Contribution& contribution) const;
-  static std::string place_of(const Comm& comm, const void* memory);
+  static StateText place_of(const Comm& comm, const void* memory);
   NcclCode allocate(void** memory, std::size_t bytes);
   CudaEvent* adopt(std::shared_ptr<HostCluster::SharedEvent> shared);
   bool take_memory(void** memory, std::size_t bytes, const char* call);

@@ -46,9 +46,9 @@ struct HostStreams::Stream {
   std::deque<Queued> operations;
 };
 
-HostStreams::HostStreams(HostCluster& cluster, int index)
+HostStreams::HostStreams(HappensBefore& order, int index)
     : schedule(schedule_of_environment()),
-      cluster_(cluster),
+      order_(order),
       index_(index),
       random_(static_cast<unsigned>(index) + 1) {}
 
@@ -59,7 +59,7 @@ HostStreams::Stream* HostStreams::create() {
   if (created_ == 0 && schedule.kind != Schedule::Kind::Delayed)
     random_.seed(static_cast<unsigned>(schedule.seed * 31 + 7) + static_cast<unsigned>(index_));
   made.number = created_++;
-  made.actor = cluster_.order().add_stream();
+  made.actor = order_.add_stream();
   return &made;
 }
 
@@ -82,7 +82,7 @@ std::string HostStreams::name_of(const Stream* stream) const {
 void HostStreams::enqueue(Stream* stream, StreamOperation operation) {
   Queued queued(std::move(operation));
   queued.delay = delay == 0 ? 0 : static_cast<int>(random_() % static_cast<unsigned>(delay + 1));
-  queued.host = cluster_.order().now();
+  queued.host = order_.now();
   stream->operations.push_back(std::move(queued));
   if (schedule.kind == Schedule::Kind::Eager) run_all(nullptr);
   if (schedule.kind == Schedule::Kind::Starved) run_all(starved());
@@ -102,7 +102,7 @@ bool HostStreams::step(Stream& stream) {
   if (!std::exchange(first.begun, true)) {
     stream.clock.join(first.host);
     stream.clock.tick(stream.actor);
-    cluster_.order().stream_uses(stream.actor, stream.clock, first.use);
+    order_.stream_uses(stream.actor, stream.clock, first.use);
   }
   if (!first.run(stream.clock)) return false;
   stream.operations.pop_front();
@@ -126,9 +126,13 @@ bool HostStreams::run_each_once() {
 }
 
 void HostStreams::run_some() {
-  for (auto steps = random_() % 4; steps > 0 && !streams_.empty(); --steps) {
-    Stream& stream = *streams_[random_() % streams_.size()];
-    if (!stream.operations.empty()) step(stream);
+  std::vector<Stream*> busy;
+  for (auto& stream : streams_)
+    if (!stream->operations.empty()) busy.push_back(stream.get());
+  for (auto steps = random_() % 4; steps > 0 && !busy.empty(); --steps) {
+    const auto chosen = busy.begin() + static_cast<std::ptrdiff_t>(random_() % busy.size());
+    step(**chosen);
+    if ((*chosen)->operations.empty()) busy.erase(chosen);
   }
 }
 

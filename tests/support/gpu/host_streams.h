@@ -32,7 +32,7 @@ class HostStreams {
  public:
   struct Stream;
 
-  HostStreams(HostCluster& cluster, int index);
+  HostStreams(HappensBefore& order, int index);
   ~HostStreams();
   HostStreams(const HostStreams&) = delete;
   HostStreams& operator=(const HostStreams&) = delete;
@@ -66,7 +66,7 @@ class HostStreams {
   void run_delayed();
   [[nodiscard]] Stream* starved() const;
 
-  HostCluster& cluster_;
+  HappensBefore& order_;
   const int index_;
   std::minstd_rand random_;
   std::vector<std::unique_ptr<Stream>> streams_;

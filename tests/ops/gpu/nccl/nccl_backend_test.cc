@@ -673,7 +673,7 @@ TEST_CASE(
       for (const Contribution& part : self.device.collectives)
         for (const void* at : {part.send, static_cast<const void*>(part.receive)})
           expect(reinterpret_cast<std::uintptr_t>(at) % 16 == 0,
-                 part.call + " of " + std::string(name_of(dtype)) + " at 16 bytes");
+                 text_of(part.call) + " of " + std::string(name_of(dtype)) + " at 16 bytes");
     }
   });
 }
