@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Runs a program on virtual GPUs: with schedules ("late,random"; all: each), and so many seeds of each (HVD_TEST_GPU_SEEDS; 1).
+# HVD_TEST_GPU_SCHEDULE (late:17) asks for one of them. Says which one failed.
+# Usage: run.sh FOLDER RANKS GPUS BACKEND SCHEDULES PROGRAM...
+set -u
+
+folder=$1 ranks=$2 gpus=$3 backend=$4 kinds=$5
+shift 5
+if [ "$kinds" = all ]; then kinds=late,random,eager,starved; fi
+world=$(mktemp "/dev/shm/hvd_gpus.XXXXXX") || exit 1
+trap 'rm -f "$world"' EXIT
+schedules=()
+if [ -n "${HVD_TEST_GPU_SCHEDULE:-}" ]; then
+  schedules=("$HVD_TEST_GPU_SCHEDULE")
+else
+  for ((seed = 1; seed <= ${HVD_TEST_GPU_SEEDS:-1}; seed++)); do
+    for kind in ${kinds//,/ }; do schedules+=("$kind:$seed"); done
+  done
+fi
+for schedule in "${schedules[@]}"; do
+  : >"$world"
+  start=()
+  if [ "$ranks" -gt 1 ]; then start=(mpirun -np "$ranks"); fi
+  "${start[@]}" env LD_LIBRARY_PATH="$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" HVD_TEST_GPU_WORLD="$world" HVD_TEST_GPUS="$gpus" \
+    HVD_GPU_BACKEND="$backend" HVD_TEST_GPU_SCHEDULE="$schedule" "$@"
+  code=$?
+  if [ "$code" -ne 0 ]; then
+    echo "FAILED ($code): HVD_TEST_GPU_SCHEDULE=$schedule, $ranks ranks, $gpus GPUs, $backend"
+    exit "$code"
+  fi
+done

@@ -1,0 +1,688 @@
+// Devices, contexts, streams, events, captures, and the driver's calls that hvd looks up.
+#include "tests/gpu/double/streams.h"
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <link.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <set>
+#include <thread>
+
+#include "tests/support/gpu/omissions.h"
+#include "tests/support/random.h"
+
+namespace hvd::gpu::test::cuda {
+
+namespace {
+
+struct Thread {
+  cudaError_t last = cudaSuccess;
+  int device = 0;
+  std::vector<int> pushed;  ///< what was current before
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+};
+Thread& thread() {
+  static thread_local Thread own;
+  return own;
+}
+
+/// What this process has. Never destroyed: others call when it ends.
+struct Process {
+  HostStreams streams{order(), process()};
+  std::map<CUstream_st*, std::unique_ptr<CUstream_st>> known;
+  std::array<std::unique_ptr<CUstream_st>, kMostDevices> defaults;
+  std::set<CUevent_st*> events;
+  std::set<int> contexts;
+  std::vector<std::weak_ptr<Graph>> captures;
+  unsigned long long graphs = 0, operations = 0;
+  std::uint64_t pumped = 0;
+  bool ended = false;
+  hvd::test::Random random{schedule_of_environment().seed * 1000 +
+                           static_cast<std::uint64_t>(cuda::process())};
+};
+
+/// A device goes on, slowly, when nobody asks it.
+void go_on_alone(Process& own) {
+  for (std::uint64_t seen = 0;;) {
+    ::usleep(5000);
+    const Lock lock;
+    if (own.ended) return;
+    if (own.pumped == seen) go_on(nullptr, 0);
+    seen = own.pumped;
+  }
+}
+
+Process& self() {
+  static auto* const own = [] {
+    auto* const made = new Process;
+    std::atexit([] {
+      const Lock lock;
+      self().ended = true;
+    });
+    std::thread([made] { go_on_alone(*made); }).detach();
+    return made;
+  }();
+  return *own;
+}
+
+std::unique_ptr<CUstream_st> make_stream(int device) {
+  auto made = std::make_unique<CUstream_st>();
+  made->queue = self().streams.create();
+  made->device = device;
+  made->name = self().streams.name_of(made->queue) + " on GPU " + std::to_string(device);
+  return made;
+}
+
+std::shared_ptr<CUevent_st::Shared> make_shared_event(bool interprocess) {
+  auto* const made = new (allocate_state(sizeof(CUevent_st::Shared))) CUevent_st::Shared;
+  return {made, [interprocess](CUevent_st::Shared* event) {
+            if (interprocess) return;  // another process may have it
+            event->~SharedEvent();
+            free_state(event, sizeof(CUevent_st::Shared));
+          }};
+}
+
+/// The captures that have not ended.
+std::vector<std::shared_ptr<Graph>> captures() {
+  std::vector<std::shared_ptr<Graph>> found;
+  std::erase_if(self().captures, [](const auto& graph) { return graph.expired(); });
+  for (const auto& graph : self().captures) found.push_back(graph.lock());
+  return found;
+}
+
+void end_capture(const std::shared_ptr<Graph>& graph) {
+  std::erase_if(self().captures, [&](const auto& other) { return other.lock() == graph; });
+  const auto leave = [&](CUstream_st* stream) {
+    if (stream != nullptr && stream->captures == graph)
+      stream->captures = nullptr, stream->began_capture = false;
+  };
+  for (auto& [unused, stream] : self().known) leave(stream.get());
+  for (auto& stream : self().defaults) leave(stream.get());
+}
+
+/// Whether the call is made by hvd, which is linked into the program.
+bool is_programs(const void* caller) {
+  static const auto range = [] {
+    std::pair<std::uintptr_t, std::uintptr_t> found{~std::uintptr_t{0}, 0};
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, std::size_t, void* to) {
+          auto& [begin, end] = *static_cast<std::pair<std::uintptr_t, std::uintptr_t>*>(to);
+          for (int i = 0; i < info->dlpi_phnum; ++i) {
+            if (info->dlpi_phdr[i].p_type != PT_LOAD) continue;
+            begin = std::min<std::uintptr_t>(begin, info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+            end = std::max<std::uintptr_t>(
+                end, info->dlpi_addr + info->dlpi_phdr[i].p_vaddr + info->dlpi_phdr[i].p_memsz);
+          }
+          return 1;  // the program comes first
+        },
+        &found);
+    return found;
+  }();
+  return number_of(caller) >= range.first && number_of(caller) < range.second;
+}
+
+/// What HVD_TEST_GPU_OMIT ("wait:17", "record:3", "device:2", "capture:1") leaves out of the
+/// program's calls on this rank, or of all ranks' the sum. At the end the counts are said on the
+/// standard error, if HVD_TEST_GPU_COUNT is set.
+struct Counted {
+  Omissions calls;
+  Counted() {
+    const char* const text = std::getenv("HVD_TEST_GPU_OMIT");
+    const std::string asked = text == nullptr ? "" : text;
+    constexpr std::array kNames{"wait", "record", "device", "capture"};
+    for (std::size_t kind = 0; kind < kNames.size(); ++kind)
+      if (asked.starts_with(std::string(kNames[kind]) + ":"))
+        calls.leave_out({static_cast<Omissions::Kind>(kind), 0,
+                         std::atoi(asked.c_str() + asked.find(':') + 1)});
+    if (std::getenv("HVD_TEST_GPU_COUNT") != nullptr) std::atexit(say);
+  }
+  static void say();
+};
+Counted& counted() {
+  static auto* const own = new Counted;
+  return *own;
+}
+void Counted::say() {
+  for (const Omissions::Kind kind : Omissions::kinds())
+    std::fprintf(stderr, "virtual GPU: %d calls of %s\n", counted().calls.count(kind, 0),
+                 name_of(kind));
+}
+bool is_left_out(Omissions::Kind kind, const void* caller) {
+  if (!is_programs(caller) || !counted().calls.happens(kind, 0, name_of(kind))) return false;
+  Dl_info place{};
+  dladdr(caller, &place);
+  std::fprintf(stderr, "virtual GPU: left out %s, called at +0x%zx (%s)\n", name_of(kind),
+               static_cast<std::size_t>(number_of(caller) - number_of(place.dli_fbase)),
+               place.dli_sname == nullptr ? "" : place.dli_sname);
+  return true;
+}
+
+void wait_for(const std::shared_ptr<CUevent_st::Shared>& event, std::uint64_t turn) {
+  for (;;) {
+    for (int i = 0; i < 50; ++i) {
+      const Lock lock;
+      if (event->happened.load() >= turn) return order().learn(event->clock_of(turn));
+      go_on(event, turn);
+    }
+    ::usleep(20);
+  }
+}
+
+void record(const std::shared_ptr<CUevent_st::Shared>& event, CUstream_st& stream) {
+  const std::uint64_t turn = ++event->recorded;
+  const auto happen = [event, turn](const Clock& clock) {
+    event->happen(turn, clock);
+    return true;
+  };
+  self().streams.enqueue(stream.queue, {.run = happen, .records = event, .turn = turn});
+}
+
+cudaError_t make_event(cudaEvent_t* event, unsigned flags) {
+  const Lock lock;
+  if (const cudaError_t error = enter(); error != cudaSuccess) return error;
+  auto* const made = new CUevent_st;
+  made->shared = make_shared_event((flags & cudaEventInterprocess) != 0);
+  made->device = current_device();
+  made->flags = flags;
+  self().events.insert(made);
+  *event = made;
+  return cudaSuccess;
+}
+
+cudaError_t record_event(cudaEvent_t event, cudaStream_t handle, const void* caller) {
+  const Lock lock;
+  if (const cudaError_t error = enter(); error != cudaSuccess) return error;
+  CUstream_st* const stream = known(handle);
+  if (stream == nullptr || !is_known(event) || stream->device != event->device)
+    return done(cudaErrorInvalidResourceHandle);
+  if (is_left_out(Omissions::Kind::Record, caller)) return cudaSuccess;
+  event->recorded = true;
+  event->captured = stream->captures;
+  if (!stream->captures) record(event->shared, *stream);
+  look_for_errors();
+  return cudaSuccess;
+}
+
+cudaError_t wait_for_event(cudaStream_t handle, cudaEvent_t event, const void* caller) {
+  const Lock lock;
+  if (const cudaError_t error = enter(); error != cudaSuccess) return error;
+  CUstream_st* const stream = known(handle);
+  if (stream == nullptr || !is_known(event)) return done(cudaErrorInvalidResourceHandle);
+  if (is_left_out(Omissions::Kind::Wait, caller)) return cudaSuccess;
+  // becomes a part of the capture
+  if (event->captured && !stream->captures) stream->captures = event->captured;
+  if (stream->captures) {
+    if (stream->captures == event->captured) return cudaSuccess;
+    stream->captures->broken = true;
+    return done(cudaErrorStreamCaptureIsolation);
+  }
+  const auto awaited = event->shared;
+  const std::uint64_t turn = awaited->recorded.load();
+  const auto happened = [awaited, turn](Clock& clock) {
+    if (awaited->happened.load() < turn) return false;
+    clock.join(awaited->clock_of(turn));
+    return true;
+  };
+  self().streams.enqueue(stream->queue, {.run = happened, .awaits = awaited, .turn = turn});
+  look_for_errors();
+  return cudaSuccess;
+}
+
+cudaError_t capture_info(cudaStream_t handle, cudaStreamCaptureStatus* status,
+                         unsigned long long* id) {
+  const Lock lock;
+  CUstream_st* const stream = known(handle);
+  if (stream == nullptr) return done(cudaErrorInvalidResourceHandle);
+  *status = !stream->captures          ? cudaStreamCaptureStatusNone
+            : stream->captures->broken ? cudaStreamCaptureStatusInvalidated
+                                       : cudaStreamCaptureStatusActive;
+  if (id != nullptr && stream->captures) *id = stream->captures->id;
+  return cudaSuccess;
+}
+
+}  // namespace
+
+cudaError_t done(cudaError_t error) {
+  if (error != cudaSuccess) thread().last = error;
+  return error;
+}
+
+int current_device() { return thread().device; }
+
+cudaError_t enter(Capture kind) {
+  if (device_count() == 0) return done(cudaErrorNoDevice);
+  self().contexts.insert(thread().device);
+  if (kind == Capture::Allowed || thread().mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
+  cudaError_t error = cudaSuccess;
+  for (const auto& graph : captures()) {
+    const bool own =
+        graph->thread == std::this_thread::get_id() && graph->mode != cudaStreamCaptureModeRelaxed;
+    const bool anybodys =
+        graph->mode == cudaStreamCaptureModeGlobal && thread().mode == cudaStreamCaptureModeGlobal;
+    if (!own && !anybodys) continue;
+    graph->broken = true;
+    error = cudaErrorStreamCaptureUnsupported;
+  }
+  return done(error);
+}
+
+CUstream_st* known(cudaStream_t stream) {
+  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) {
+    auto& own = self().defaults.at(static_cast<std::size_t>(current_device()));
+    if (own == nullptr) own = make_stream(current_device());
+    return own.get();
+  }
+  const auto found = self().known.find(stream);
+  return found == self().known.end() ? nullptr : found->second.get();
+}
+
+bool is_known(cudaEvent_t event) { return self().events.contains(event); }
+
+cudaError_t enqueue(CUstream_st& stream, StreamOperation operation) {
+  if (stream.captures) {
+    stream.captures->operations.push_back(std::move(operation));
+    return cudaSuccess;
+  }
+  self().streams.enqueue(stream.queue, std::move(operation));
+  look_for_errors();
+  return cudaSuccess;
+}
+
+cudaError_t enqueue(CUstream_st& stream, Work work) {
+  work.use.name += " " + std::to_string(++self().operations) + " on " + stream.name;
+  return enqueue(stream, {.use = std::move(work.use),
+                          .run = [run = std::move(work.run)](Clock&) { return run(); }});
+}
+
+void wait(CUstream_st& stream) {
+  std::shared_ptr<CUevent_st::Shared> event;
+  {
+    const Lock lock;
+    event = make_shared_event(false);
+    record(event, stream);
+  }
+  wait_for(event, 1);
+}
+
+void go_on(const std::shared_ptr<CUevent_st::Shared>& asked, std::uint64_t turn) {
+  ++self().pumped;
+  self().streams.pump(asked, turn);
+  look_for_errors();
+}
+
+std::uint64_t random_number() { return self().random.next(); }
+
+}  // namespace hvd::gpu::test::cuda
+
+using namespace hvd::gpu::test;
+using namespace hvd::gpu::test::cuda;
+
+HVD_EXPORTED int hvd_double_enqueue(CUstream_st* handle, Work&& work) {
+  const Lock lock;
+  if (const cudaError_t error = enter(); error != cudaSuccess) return error;
+  CUstream_st* const stream = known(handle);
+  if (stream == nullptr || stream->device != current_device())
+    return done(cudaErrorInvalidResourceHandle);
+  return enqueue(*stream, std::move(work));
+}
+
+// ---- devices
+HVD_EXPORTED cudaError_t cudaGetDeviceCount(int* count) {
+  *count = device_count();
+  return done(*count == 0 ? cudaErrorNoDevice : cudaSuccess);
+}
+HVD_EXPORTED cudaError_t cudaGetDevice(int* device) {
+  *device = thread().device;
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaSetDevice(int device) {
+  const void* const caller = __builtin_return_address(0);
+  if (device < 0 || device >= device_count()) return done(cudaErrorInvalidDevice);
+  const Lock lock;
+  if (is_left_out(Omissions::Kind::Device, caller)) return cudaSuccess;
+  thread().device = device;
+  return enter();
+}
+HVD_EXPORTED cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (device < 0 || device >= device_count()) return done(cudaErrorInvalidDevice);
+  *properties = {};
+  std::snprintf(properties->name, sizeof properties->name, "virtual GPU %d", device);
+  std::memset(properties->uuid.bytes, 0x70 + device, sizeof properties->uuid.bytes);
+  properties->totalGlobalMem = kDeviceBytes;
+  properties->major = 9;
+  properties->multiProcessorCount = 4;
+  properties->warpSize = 32;
+  properties->maxThreadsPerBlock = 1024;
+  properties->pciDeviceID = device;
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (device < 0 || device >= device_count()) return done(cudaErrorInvalidDevice);
+  switch (attribute) {
+    case cudaDevAttrIpcEventSupport:
+    case cudaDevAttrConcurrentManagedAccess:
+      *value = 1;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = 9;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = 0;
+      return cudaSuccess;
+    default:
+      std::fprintf(stderr, "virtual GPU: attribute %d is not known\n", static_cast<int>(attribute));
+      std::abort();
+  }
+}
+HVD_EXPORTED cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  *can = device != peer ? 1 : 0;
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaDeviceEnablePeerAccess(int /*peer*/, unsigned /*flags*/) {
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
+  *lowest = 0;
+  *highest = -5;
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaDeviceSynchronize() {
+  std::vector<CUstream_st*> streams;
+  {
+    const Lock lock;
+    if (const cudaError_t error = enter(Capture::Unsafe); error != cudaSuccess) return error;
+    for (auto& [unused, stream] : self().known)
+      if (stream->device == current_device() && !stream->captures) streams.push_back(stream.get());
+    streams.push_back(known(nullptr));
+  }
+  for (CUstream_st* stream : streams) wait(*stream);
+  return cudaSuccess;
+}
+
+// ---- errors
+HVD_EXPORTED cudaError_t cudaGetLastError() { return std::exchange(thread().last, cudaSuccess); }
+HVD_EXPORTED cudaError_t cudaPeekAtLastError() { return thread().last; }
+HVD_EXPORTED const char* cudaGetErrorName(cudaError_t error) {
+  static thread_local std::string text;
+  text = "cudaError" + std::to_string(static_cast<int>(error));
+  return text.c_str();
+}
+HVD_EXPORTED const char* cudaGetErrorString(cudaError_t error) {
+  if (error == cudaErrorMemoryAllocation) return "out of memory";
+  static thread_local std::string text;
+  text = "the virtual GPU's error " + std::to_string(static_cast<int>(error));
+  return text.c_str();
+}
+
+// ---- streams
+HVD_EXPORTED cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags,
+                                                      int /*priority*/) {
+  const Lock lock;
+  if (const cudaError_t error = enter(); error != cudaSuccess) return error;
+  if ((flags & cudaStreamNonBlocking) == 0)
+    complain("a stream that waits for the default stream, which is not simulated");
+  auto made = make_stream(current_device());
+  *stream = made.get();
+  self().known.emplace(made.get(), std::move(made));
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaStreamDestroy(cudaStream_t handle) {
+  const Lock lock;
+  const auto found = self().known.find(handle);
+  if (found == self().known.end()) return done(cudaErrorInvalidResourceHandle);
+  // otherwise it ends by itself
+  if (self().streams.is_idle(handle->queue)) self().streams.destroy(handle->queue);
+  self().known.erase(found);
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event,
+                                             unsigned /*flags*/) {
+  return wait_for_event(stream, event, __builtin_return_address(0));
+}
+HVD_EXPORTED cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+  CUstream_st* stream = nullptr;
+  {
+    const Lock lock;
+    if (const cudaError_t error = enter(Capture::Unsafe); error != cudaSuccess) return error;
+    stream = known(handle);
+    if (stream == nullptr) return done(cudaErrorInvalidResourceHandle);
+  }
+  wait(*stream);
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaStreamQuery(cudaStream_t handle) {
+  const Lock lock;
+  if (const cudaError_t error = enter(Capture::Unsafe); error != cudaSuccess) return error;
+  CUstream_st* const stream = known(handle);
+  if (stream == nullptr) return done(cudaErrorInvalidResourceHandle);
+  go_on(nullptr, 0);
+  return done(self().streams.is_idle(stream->queue) ? cudaSuccess : cudaErrorNotReady);
+}
+
+// ---- events
+HVD_EXPORTED cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  return make_event(event, flags);
+}
+HVD_EXPORTED cudaError_t cudaEventCreate(cudaEvent_t* event) { return make_event(event, 0); }
+HVD_EXPORTED cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  const Lock lock;
+  if (!is_known(event)) return done(cudaErrorInvalidResourceHandle);
+  if (event->imported) {
+    --event->shared->open;
+  } else if (event->shared->open.load() > 0) {
+    complain("cudaEventDestroy of an event that another process has open");
+  }
+  self().events.erase(event);
+  delete event;
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return record_event(event, stream, __builtin_return_address(0));
+}
+HVD_EXPORTED cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream,
+                                                  unsigned /*flags*/) {
+  return record_event(event, stream, __builtin_return_address(0));
+}
+HVD_EXPORTED cudaError_t cudaEventQuery(cudaEvent_t event) {
+  {
+    const Lock lock;
+    if (const cudaError_t error = enter(Capture::Unsafe); error != cudaSuccess) return error;
+    if (!is_known(event)) return done(cudaErrorInvalidResourceHandle);
+    if (event->captured && !event->captured->broken) return done(cudaErrorCapturedEvent);
+    const std::uint64_t turn = event->shared->recorded.load();
+    go_on(event->shared, turn);
+    if (event->shared->happened.load() >= turn) {
+      order().learn(event->shared->clock_of(turn));
+      return cudaSuccess;
+    }
+  }
+  std::this_thread::yield();
+  return done(cudaErrorNotReady);
+}
+HVD_EXPORTED cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  std::shared_ptr<CUevent_st::Shared> shared;
+  {
+    const Lock lock;
+    if (const cudaError_t error = enter(Capture::Unsafe); error != cudaSuccess) return error;
+    if (!is_known(event)) return done(cudaErrorInvalidResourceHandle);
+    shared = event->shared;
+  }
+  wait_for(shared, shared->recorded.load());
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t /*begin*/,
+                                              cudaEvent_t /*end*/) {
+  *milliseconds = 1;
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t* handle, cudaEvent_t event) {
+  const Lock lock;
+  if (!is_known(event) || (event->flags & cudaEventInterprocess) == 0)
+    return done(cudaErrorInvalidResourceHandle);
+  *handle = {};
+  const std::array<std::uintptr_t, 3> content{1, number_of(event->shared.get()),
+                                              static_cast<std::uintptr_t>(::getpid())};
+  std::memcpy(handle, content.data(), sizeof content);
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaIpcOpenEventHandle(cudaEvent_t* event, cudaIpcEventHandle_t handle) {
+  const Lock lock;
+  if (const cudaError_t error = enter(); error != cudaSuccess) return error;
+  std::array<std::uintptr_t, 3> content{};
+  std::memcpy(content.data(), &handle, sizeof content);
+  if (content[0] != 1 || content[2] == static_cast<std::uintptr_t>(::getpid()))
+    return done(cudaErrorInvalidResourceHandle);
+  auto* const made = new CUevent_st;
+  made->shared = {reinterpret_cast<CUevent_st::Shared*>(content[1]), [](CUevent_st::Shared*) {}};
+  ++made->shared->open;
+  made->device = current_device();
+  made->imported = true;
+  self().events.insert(made);
+  *event = made;
+  return cudaSuccess;
+}
+
+// ---- captures
+HVD_EXPORTED cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  const void* const caller = __builtin_return_address(0);
+  const Lock lock;
+  if (!is_left_out(Omissions::Kind::Capture, caller)) std::swap(thread().mode, *mode);
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaStreamIsCapturing(cudaStream_t stream,
+                                               cudaStreamCaptureStatus* status) {
+  return capture_info(stream, status, nullptr);
+}
+HVD_EXPORTED cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream,
+                                                  cudaStreamCaptureStatus* status,
+                                                  unsigned long long* id, cudaGraph_t* graph,
+                                                  const cudaGraphNode_t** nodes,
+                                                  const cudaGraphEdgeData** /*edges*/,
+                                                  std::size_t* count) {
+  if (graph != nullptr) *graph = nullptr;
+  if (nodes != nullptr) *nodes = nullptr;
+  if (count != nullptr) *count = 0;
+  return capture_info(stream, status, id);
+}
+HVD_EXPORTED cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
+  const Lock lock;
+  if (const cudaError_t error = enter(); error != cudaSuccess) return error;
+  CUstream_st* const stream = known(handle);
+  if (handle == nullptr || stream == nullptr || stream->captures)
+    return done(cudaErrorStreamCaptureUnsupported);
+  stream->captures = std::make_shared<Graph>();
+  stream->captures->mode = mode;
+  stream->captures->thread = std::this_thread::get_id();
+  stream->captures->id = ++self().graphs;
+  stream->began_capture = true;
+  self().captures.push_back(stream->captures);
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
+  const Lock lock;
+  CUstream_st* const stream = known(handle);
+  if (stream == nullptr || !stream->began_capture) return done(cudaErrorStreamCaptureUnmatched);
+  const std::shared_ptr<Graph> made = stream->captures;
+  end_capture(made);
+  *graph = nullptr;
+  if (made->broken) return done(cudaErrorStreamCaptureInvalidated);
+  *graph = reinterpret_cast<cudaGraph_t>(new Graph(*made));
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph,
+                                              unsigned long long /*flags*/) {
+  *made = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t handle) {
+  const Lock lock;
+  CUstream_st* const stream = known(handle);
+  if (stream == nullptr) return done(cudaErrorInvalidResourceHandle);
+  for (const StreamOperation& operation : reinterpret_cast<Graph*>(graph)->operations)
+    enqueue(*stream, StreamOperation(operation));
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete reinterpret_cast<Graph*>(graph);
+  return cudaSuccess;
+}
+HVD_EXPORTED cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  delete reinterpret_cast<Graph*>(graph);
+  return cudaSuccess;
+}
+
+// ---- the driver
+namespace {
+
+CUresult no_init(unsigned /*flags*/) {
+  return device_count() == 0 ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
+}
+CUresult context_state(CUdevice device, unsigned* flags, int* active) {
+  const Lock lock;
+  *flags = 0;
+  *active = self().contexts.contains(device) ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+CUresult driver_attribute(int* value, CUdevice_attribute /*attribute*/, CUdevice /*device*/) {
+  *value = 0;
+  return CUDA_SUCCESS;
+}
+CUresult retain_context(CUcontext* context, CUdevice device) {
+  const Lock lock;
+  self().contexts.insert(device);
+  *context = reinterpret_cast<CUcontext>(static_cast<std::uintptr_t>(device) + 1);
+  return CUDA_SUCCESS;
+}
+CUresult push_context(CUcontext context) {
+  const void* const caller = __builtin_return_address(0);
+  const Lock lock;
+  thread().pushed.push_back(thread().device);
+  if (!is_left_out(Omissions::Kind::Device, caller))
+    thread().device = static_cast<int>(reinterpret_cast<std::uintptr_t>(context)) - 1;
+  return CUDA_SUCCESS;
+}
+CUresult pop_context(CUcontext* context) {
+  if (thread().pushed.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  *context = reinterpret_cast<CUcontext>(static_cast<std::uintptr_t>(thread().device) + 1);
+  thread().device = thread().pushed.back();
+  thread().pushed.pop_back();
+  return CUDA_SUCCESS;
+}
+[[noreturn]] void unknown_call() {
+  std::fputs("virtual GPU: a call of the driver that it does not have\n", stderr);
+  std::abort();
+}
+
+}  // namespace
+
+HVD_EXPORTED cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found,
+                                                          unsigned /*version*/,
+                                                          unsigned long long /*flags*/,
+                                                          cudaDriverEntryPointQueryResult* status) {
+  static const std::map<std::string, void*> calls{
+      {"cuInit", reinterpret_cast<void*>(no_init)},
+      {"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(context_state)},
+      {"cuDeviceGetAttribute", reinterpret_cast<void*>(driver_attribute)},
+      {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(retain_context)},
+      {"cuCtxPushCurrent", reinterpret_cast<void*>(push_context)},
+      {"cuCtxPopCurrent", reinterpret_cast<void*>(pop_context)}};
+  const auto call = calls.find(name);
+  *found = call == calls.end() ? reinterpret_cast<void*>(unknown_call) : call->second;
+  if (status != nullptr) *status = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
