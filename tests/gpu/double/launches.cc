@@ -18,6 +18,7 @@ HVD_EXPORTED void __cudaRegisterFunction(void** /*handle*/, const char* stub, ch
 }
 HVD_EXPORTED cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* stub,
                                              void** arguments) {
+  const Speaker speaker(__builtin_return_address(0));
   const Lock lock;
   if (const cudaError_t error = enter(); error != cudaSuccess) return error;
   CUstream_st* const stream = known(config->stream);

@@ -312,6 +312,7 @@ HVD_EXPORTED ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return ncclSuccess;
 }
 HVD_EXPORTED ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
+  const Speaker speaker(__builtin_return_address(0));
   const Lock lock;
   if (!may(comm, "ncclCommGetAsyncError", true)) return ncclInvalidArgument;
   *state = ncclSuccess;
@@ -330,6 +331,7 @@ HVD_EXPORTED ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* s
 
 // ---- registered memory
 HVD_EXPORTED ncclResult_t ncclMemAlloc(void** memory, std::size_t bytes) {
+  const Speaker speaker(__builtin_return_address(0));
   const Lock lock;
   if (enter(Capture::Unsafe) != cudaSuccess) return ncclUnhandledCudaError;
   *memory =
@@ -337,6 +339,7 @@ HVD_EXPORTED ncclResult_t ncclMemAlloc(void** memory, std::size_t bytes) {
   return *memory == nullptr ? ncclUnhandledCudaError : ncclSuccess;
 }
 HVD_EXPORTED ncclResult_t ncclMemFree(void* memory) {
+  const Speaker speaker(__builtin_return_address(0));
   const Lock lock;
   for (const ncclComm* comm : comms())
     if (comm->places.contains(static_cast<std::byte*>(memory)))
@@ -404,6 +407,7 @@ HVD_EXPORTED ncclResult_t ncclGroupStart() {
   return ncclSuccess;
 }
 HVD_EXPORTED ncclResult_t ncclGroupEnd() {
+  const Speaker speaker(__builtin_return_address(0));
   const Lock lock;
   if (--open_group().depth < 0) complain("ncclGroupEnd without ncclGroupStart");
   if (open_group().depth > 0) return ncclSuccess;
@@ -415,35 +419,42 @@ HVD_EXPORTED ncclResult_t ncclGroupEnd() {
 HVD_EXPORTED ncclResult_t ncclAllReduce(const void* send, void* receive, std::size_t count,
                                         ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                                         cudaStream_t stream) {
+  const Speaker speaker(__builtin_return_address(0));
   return collective("ncclAllReduce", send, receive, count, type, static_cast<int>(op), 0, comm,
                     stream, true);
 }
 HVD_EXPORTED ncclResult_t ncclBroadcast(const void* send, void* receive, std::size_t count,
                                         ncclDataType_t type, int root, ncclComm_t comm,
                                         cudaStream_t stream) {
+  const Speaker speaker(__builtin_return_address(0));
   return collective("ncclBroadcast", send, receive, count, type, root, 0, comm, stream, false);
 }
 HVD_EXPORTED ncclResult_t ncclAllGather(const void* send, void* receive, std::size_t count,
                                         ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+  const Speaker speaker(__builtin_return_address(0));
   return collective("ncclAllGather", send, receive, count, type, 0, 0, comm, stream, false);
 }
 HVD_EXPORTED ncclResult_t ncclReduce(const void* send, void* receive, std::size_t count,
                                      ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm,
                                      cudaStream_t stream) {
+  const Speaker speaker(__builtin_return_address(0));
   return collective("ncclReduce", send, receive, count, type, static_cast<int>(op), root, comm,
                     stream, true);
 }
 HVD_EXPORTED ncclResult_t ncclReduceScatter(const void* send, void* receive, std::size_t count,
                                             ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                                             cudaStream_t stream) {
+  const Speaker speaker(__builtin_return_address(0));
   return collective("ncclReduceScatter", send, receive, count, type, static_cast<int>(op), 0, comm,
                     stream, true);
 }
 HVD_EXPORTED ncclResult_t ncclSend(const void* send, std::size_t count, ncclDataType_t type,
                                    int peer, ncclComm_t comm, cudaStream_t stream) {
+  const Speaker speaker(__builtin_return_address(0));
   return message("ncclSend", send, nullptr, count, type, peer, comm, stream);
 }
 HVD_EXPORTED ncclResult_t ncclRecv(void* receive, std::size_t count, ncclDataType_t type, int peer,
                                    ncclComm_t comm, cudaStream_t stream) {
+  const Speaker speaker(__builtin_return_address(0));
   return message("ncclRecv", nullptr, receive, count, type, peer, comm, stream);
 }

@@ -24,7 +24,9 @@ namespace {
 
 struct Thread {
   cudaError_t last = cudaSuccess;
-  int device = 0;
+  int device = std::getenv("HVD_TEST_GPU_CURRENT") == nullptr
+                   ? 0
+                   : std::atoi(std::getenv("HVD_TEST_GPU_CURRENT"));
   std::vector<int> pushed;  ///< what was current before
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
 };
@@ -105,27 +107,6 @@ void end_capture(const std::shared_ptr<Graph>& graph) {
   };
   for (auto& [unused, stream] : self().known) leave(stream.get());
   for (auto& stream : self().defaults) leave(stream.get());
-}
-
-/// Whether the call is made by hvd, which is linked into the program.
-bool is_programs(const void* caller) {
-  static const auto range = [] {
-    std::pair<std::uintptr_t, std::uintptr_t> found{~std::uintptr_t{0}, 0};
-    dl_iterate_phdr(
-        [](dl_phdr_info* info, std::size_t, void* to) {
-          auto& [begin, end] = *static_cast<std::pair<std::uintptr_t, std::uintptr_t>*>(to);
-          for (int i = 0; i < info->dlpi_phnum; ++i) {
-            if (info->dlpi_phdr[i].p_type != PT_LOAD) continue;
-            begin = std::min<std::uintptr_t>(begin, info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
-            end = std::max<std::uintptr_t>(
-                end, info->dlpi_addr + info->dlpi_phdr[i].p_vaddr + info->dlpi_phdr[i].p_memsz);
-          }
-          return 1;  // the program comes first
-        },
-        &found);
-    return found;
-  }();
-  return number_of(caller) >= range.first && number_of(caller) < range.second;
 }
 
 /// What HVD_TEST_GPU_OMIT ("wait:17", "record:3", "device:2", "capture:1") leaves out of the
@@ -249,6 +230,44 @@ cudaError_t capture_info(cudaStream_t handle, cudaStreamCaptureStatus* status,
 
 }  // namespace
 
+bool is_programs(const void* caller) {
+  static const auto range = [] {
+    std::pair<std::uintptr_t, std::uintptr_t> found{~std::uintptr_t{0}, 0};
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, std::size_t, void* to) {
+          auto& [begin, end] = *static_cast<std::pair<std::uintptr_t, std::uintptr_t>*>(to);
+          for (int i = 0; i < info->dlpi_phnum; ++i) {
+            if (info->dlpi_phdr[i].p_type != PT_LOAD) continue;
+            begin = std::min<std::uintptr_t>(begin, info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+            end = std::max<std::uintptr_t>(
+                end, info->dlpi_addr + info->dlpi_phdr[i].p_vaddr + info->dlpi_phdr[i].p_memsz);
+          }
+          return 1;  // the program comes first
+        },
+        &found);
+    return found;
+  }();
+  return number_of(caller) >= range.first && number_of(caller) < range.second;
+}
+
+namespace {
+std::size_t& depth() {
+  static thread_local std::size_t own = 0;
+  return own;
+}
+}  // namespace
+
+Speaker::Speaker(const void* caller) {
+  if (depth()++ > 0 || !is_programs(caller)) return;
+  const Lock lock;
+  order().speak_as(1);
+}
+Speaker::~Speaker() {
+  if (--depth() > 0) return;
+  const Lock lock;
+  order().speak_as(0);
+}
+
 cudaError_t done(cudaError_t error) {
   if (error != cudaSuccess) thread().last = error;
   return error;
@@ -324,6 +343,10 @@ std::uint64_t random_number() { return self().random.next(); }
 using namespace hvd::gpu::test;
 using namespace hvd::gpu::test::cuda;
 
+HVD_EXPORTED void hvd_double_hand_on(const void* memory, std::size_t bytes) {
+  const Lock lock;
+  order().hand_on(memory, bytes);
+}
 HVD_EXPORTED int hvd_double_enqueue(CUstream_st* handle, Work&& work) {
   const Lock lock;
   if (const cudaError_t error = enter(); error != cudaSuccess) return error;
@@ -402,6 +425,7 @@ HVD_EXPORTED cudaError_t cudaRuntimeGetVersion(int* version) {
   return cudaSuccess;
 }
 HVD_EXPORTED cudaError_t cudaDeviceSynchronize() {
+  const Speaker speaker(__builtin_return_address(0));
   std::vector<CUstream_st*> streams;
   {
     const Lock lock;
@@ -452,9 +476,11 @@ HVD_EXPORTED cudaError_t cudaStreamDestroy(cudaStream_t handle) {
 }
 HVD_EXPORTED cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event,
                                              unsigned /*flags*/) {
+  const Speaker speaker(__builtin_return_address(0));
   return wait_for_event(stream, event, __builtin_return_address(0));
 }
 HVD_EXPORTED cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+  const Speaker speaker(__builtin_return_address(0));
   CUstream_st* stream = nullptr;
   {
     const Lock lock;
@@ -492,13 +518,16 @@ HVD_EXPORTED cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 HVD_EXPORTED cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const Speaker speaker(__builtin_return_address(0));
   return record_event(event, stream, __builtin_return_address(0));
 }
 HVD_EXPORTED cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream,
                                                   unsigned /*flags*/) {
+  const Speaker speaker(__builtin_return_address(0));
   return record_event(event, stream, __builtin_return_address(0));
 }
 HVD_EXPORTED cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const Speaker speaker(__builtin_return_address(0));
   {
     const Lock lock;
     if (const cudaError_t error = enter(Capture::Unsafe); error != cudaSuccess) return error;
@@ -515,6 +544,7 @@ HVD_EXPORTED cudaError_t cudaEventQuery(cudaEvent_t event) {
   return done(cudaErrorNotReady);
 }
 HVD_EXPORTED cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  const Speaker speaker(__builtin_return_address(0));
   std::shared_ptr<CUevent_st::Shared> shared;
   {
     const Lock lock;
@@ -610,6 +640,7 @@ HVD_EXPORTED cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t
   return cudaSuccess;
 }
 HVD_EXPORTED cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t handle) {
+  const Speaker speaker(__builtin_return_address(0));
   const Lock lock;
   CUstream_st* const stream = known(handle);
   if (stream == nullptr) return done(cudaErrorInvalidResourceHandle);

@@ -53,6 +53,17 @@ int current_device();
 enum class Capture : std::uint8_t { Allowed, Unsafe };
 cudaError_t enter(Capture kind = Capture::Allowed);
 
+/// While it lives, the host speaks as hvd, whose code is linked into the program, or as LibTorch
+/// and the user: what hvd has learned by asking is not what they may count on.
+class Speaker {
+ public:
+  explicit Speaker(const void* caller);
+  ~Speaker();
+  Speaker(const Speaker&) = delete;
+  Speaker& operator=(const Speaker&) = delete;
+};
+bool is_programs(const void* caller);
+
 /// The stream that a handle means, or null.
 CUstream_st* known(cudaStream_t stream);
 bool is_known(cudaEvent_t event);

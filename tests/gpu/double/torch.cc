@@ -176,16 +176,30 @@ void run_waiting(const OperatorHandle& op, Stack& stack, at::Device device) {
   for (IValue& value : on_host) stack.push_back(std::move(value));
 }
 
+/// Whether an argument is the `out` of an operator: kernels for the host get another one, which
+/// they may resize.
+bool is_out(const c10::FunctionSchema& schema, const Stack& inputs, std::size_t argument) {
+  return schema.arguments()[argument].is_out() && inputs[argument].isTensor();
+}
+
 /// Sizes and types of results: by the kernel for meta tensors, or, where there is none, by a try on
 /// the host with zeros.
 Stack results_of(const OperatorHandle& op, const Stack& inputs) {
-  Stack tried = inputs;
+  Stack tried;
   std::map<c10::TensorImpl*, at::Tensor> seen;
+  const auto begin = [&](at::Device device) {
+    seen.clear();
+    tried = inputs;
+    for (std::size_t j = 0; j < tried.size(); ++j)
+      if (is_out(op.schema(), inputs, j))
+        tried[j] = at::empty({0}, inputs[j].toTensor().options().device(device));
+    for (IValue& value : tried)
+      if (value.isDevice()) value = device;
+  };
   const auto as = [&](at::Device device) {
     return [&seen, device](const at::Tensor& tensor) -> at::Tensor {
-      if (!tensor.defined()) return tensor;
+      if (!tensor.defined() || tensor.device() == device) return tensor;
       at::Tensor& made = seen[tensor.unsafeGetTensorImpl()];
-      if (!made.defined() && !tensor.is_cuda() && device.is_cpu()) made = tensor.clone();
       if (!made.defined()) {
         made = at::empty_strided(tensor.sizes(), tensor.strides(),
                                  at::TensorOptions(tensor.scalar_type()).device(device));
@@ -197,19 +211,15 @@ Stack results_of(const OperatorHandle& op, const Stack& inputs) {
   const OnHost guard;
   if (op.hasKernelForDispatchKey(DispatchKey::Meta)) {
     try {
+      begin(at::kMeta);
       for_tensors(tried, as(at::kMeta));
-      for (IValue& value : tried)
-        if (value.isDevice()) value = at::Device(at::kMeta);
       op.callBoxed(&tried);
       return tried;
-    } catch (const c10::Error&) {
-      seen.clear();
-      tried = inputs;
+    } catch (const c10::Error&) {  // NOLINT: then there is none for this
     }
   }
+  begin(at::kCPU);
   for_tensors(tried, as(at::kCPU));
-  for (IValue& value : tried)
-    if (value.isDevice()) value = at::Device(at::kCPU);
   op.callBoxed(&tried);
   return tried;
 }
@@ -243,8 +253,8 @@ bool must_wait(const c10::FunctionSchema& schema, const Stack& inputs) {
   return waits;
 }
 
-/// Makes the results tensors of the device: an argument that is written, or a new one. Returns the
-/// new ones.
+/// Makes the results tensors of the device: an argument that is written, or a new one. Returns
+/// those that are to be copied to.
 std::vector<at::Tensor> make_results(const c10::FunctionSchema& schema, const Stack& inputs,
                                      Stack& results, at::Device device) {
   std::vector<at::Tensor> fresh(results.size());
@@ -265,6 +275,7 @@ std::vector<at::Tensor> make_results(const c10::FunctionSchema& schema, const St
       if (inputs[j].toTensor().sizes() != shape.sizes())
         inputs[j].toTensor().resize_(shape.sizes());
       results[i] = inputs[j];
+      if (is_out(schema, inputs, j)) fresh[i] = inputs[j].toTensor();
     }
   }
   return fresh;
@@ -291,18 +302,26 @@ UseOfMemory use_of(const c10::FunctionSchema& schema, const Stack& inputs,
 std::function<bool()> on_executor(const OperatorHandle& op, Stack inputs,
                                   const std::vector<at::Tensor>& fresh) {
   std::vector<View> views, outputs(fresh.begin(), fresh.end());
+  std::vector<std::pair<std::size_t, at::ScalarType>> outs;
+  for (std::size_t j = 0; j < inputs.size(); ++j) {
+    if (!is_out(op.schema(), inputs, j)) continue;
+    outs.emplace_back(j, inputs[j].toTensor().scalar_type());
+    inputs[j] = IValue();
+  }
   for_tensors(inputs, [&views](const at::Tensor& tensor) {
     views.emplace_back(tensor);
     return at::Tensor();
   });
   for (IValue& value : inputs)
     if (value.isDevice()) value = at::Device(at::kCPU);
-  return [op, inputs = std::move(inputs), views = std::move(views), outputs = std::move(outputs)] {
+  return [op, inputs = std::move(inputs), views = std::move(views), outputs = std::move(outputs),
+          outs] {
     const OnHost host;
     const c10::InferenceMode off(false);
     Stack arguments = inputs;
     std::size_t next = 0;
     for_tensors(arguments, [&](const at::Tensor&) { return views[next++].on_host(); });
+    for (const auto& [place, dtype] : outs) arguments[place] = at::empty({0}, dtype);
     op.callBoxed(&arguments);
     for (std::size_t i = 0; i < outputs.size(); ++i)
       if (outputs[i].memory != nullptr) outputs[i].on_host().copy_(arguments[i].toTensor());
@@ -527,7 +546,16 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs /*arguments*/) {}
   void init() const override {
     static std::once_flag once;
-    std::call_once(once, [] { c10::cuda::CUDACachingAllocator::init(c10::cuda::device_count()); });
+    std::call_once(once, [] {
+      using Entry = c10::cuda::CUDACachingAllocator::TraceEntry;
+      c10::cuda::CUDACachingAllocator::init(c10::cuda::device_count());
+      c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker([](const Entry& entry) {
+        static auto* const call = reinterpret_cast<void (*)(const void*, std::size_t)>(
+            dlsym(RTLD_DEFAULT, "hvd_double_hand_on"));
+        if (entry.action_ == Entry::FREE_REQUESTED)
+          call(reinterpret_cast<const void*>(entry.addr_), entry.size_);
+      });
+    });
   }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return c10::cuda::device_count() > 0; }

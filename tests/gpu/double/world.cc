@@ -112,6 +112,12 @@ __attribute__((destructor)) void leave() {
 
 }  // namespace
 
+/// For a process that has just been forked, and uses no device yet.
+extern "C" __attribute__((visibility("default"))) void hvd_double_begin_anew() {
+  std::memset(static_cast<void*>(&world()), 0, sizeof(World));
+  make(&world());
+}
+
 int device_count() {
   static const int count = std::clamp(number_in("HVD_TEST_GPUS", 1), 0, kMostDevices);
   return count;

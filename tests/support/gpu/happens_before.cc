@@ -7,6 +7,12 @@ namespace hvd::gpu::test {
 
 namespace {
 std::uintptr_t number(const void* address) { return reinterpret_cast<std::uintptr_t>(address); }
+
+std::size_t& this_threads_voice() {
+  static thread_local std::size_t voice = 0;
+  return voice;
+}
+
 }  // namespace
 
 void Clock::join(const Clock& other) {
@@ -26,10 +32,19 @@ std::size_t HappensBefore::add_stream() {
 }
 
 HappensBefore::Thread& HappensBefore::thread() {
-  const auto [found, fresh] =
-      threads_.try_emplace(one_host ? std::thread::id() : std::this_thread::get_id());
+  const std::size_t key =
+      one_host ? this_threads_voice() : std::hash<std::thread::id>()(std::this_thread::get_id());
+  const auto [found, fresh] = threads_.try_emplace(key);
   if (fresh) found->second.actor = actors_++;
   return found->second;
+}
+
+void HappensBefore::speak_as(std::size_t voice) {
+  const std::lock_guard lock(mutex_);
+  this_threads_voice() = 0;
+  const Clock first = thread().clock;
+  this_threads_voice() = voice;
+  thread().clock.join(first);
 }
 
 Clock HappensBefore::now() {
@@ -100,6 +115,20 @@ void HappensBefore::forget(const void* begin) {
   cells_.erase(cells_.lower_bound(region->first),
                cells_.lower_bound(region->first + region->second.bytes));
   regions_.erase(region);
+}
+
+void HappensBefore::hand_on(const void* begin, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  Clock all;
+  for (const auto& [unused, known] : threads_) all.join(known.clock);
+  const auto is_over = [&](const Touch& touch) { return all.of(touch.actor) >= touch.step; };
+  split(number(begin));
+  split(number(begin) + bytes);
+  for (auto at = cells_.lower_bound(number(begin));
+       at != cells_.end() && at->first < number(begin) + bytes; ++at) {
+    if (at->second.write && is_over(*at->second.write)) at->second.write.reset();
+    std::erase_if(at->second.reads, is_over);
+  }
 }
 
 const HappensBefore::Region* HappensBefore::region_of(std::uintptr_t at,

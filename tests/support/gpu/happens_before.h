@@ -50,6 +50,9 @@ class HappensBefore {
   /// each other in ways that are not known here. Otherwise each knows what it has seen, and what it
   /// was told by `tell` and `hear`. Set before use.
   bool one_host = true;
+  /// Of that one: it may have two voices. What the calling thread says next is said in this one;
+  /// the second knows what the first does.
+  void speak_as(std::size_t voice);
   /// Wants results to be made of what somebody has written. For programs all of whose host accesses
   /// are known (`host_uses`). Likewise.
   bool knows_all_writes = false;
@@ -72,6 +75,9 @@ class HappensBefore {
   void free(const void* begin, const std::string& call);
   /// Ends the watch.
   void forget(const void* begin);
+  /// Notes that the host hands memory on: what any of it knows to have happened there counts as
+  /// before all that comes.
+  void hand_on(const void* begin, std::size_t bytes);
 
   /// Notes an operation of a stream at its clock, of which it is the last step.
   void stream_uses(std::size_t stream, const Clock& clock, const UseOfMemory& use);
@@ -111,7 +117,7 @@ class HappensBefore {
 
   std::mutex mutex_;
   std::size_t actors_ = 0;
-  StateMap<std::thread::id, Thread> threads_;
+  StateMap<std::size_t, Thread> threads_;  ///< or by voice
   StateMap<const void*, Clock> told_;
   StateMap<std::uintptr_t, Region> regions_;
   StateMap<std::uintptr_t, Cell> cells_;
