@@ -249,4 +249,46 @@ TEST_CASE("virtual gpu: a call that is left out succeeds and does nothing, and i
   CHECK(bench.device.current() == 7);
 }
 
+TEST_CASE(
+    "what one voice of the host has learned the other does not know, unless it is the second") {
+  std::array<char, 64> memory{};
+  const UseOfMemory write{.name = "writer", .writes = {{memory.data(), memory.size()}}};
+  const UseOfMemory read{.name = "reader", .reads = {{memory.data(), memory.size()}}};
+  for (const bool first_learns : {false, true}) {
+    HappensBefore order;
+    order.watch(memory.data(), memory.size(), "memory");
+    const std::size_t stream = order.add_stream();
+    Clock clock;
+    clock.tick(stream);
+    order.stream_uses(stream, clock, write);
+    order.speak_as(first_learns ? 0 : 1);
+    order.learn(clock);
+    order.speak_as(first_learns ? 1 : 0);
+    order.host_uses(read);
+    order.speak_as(0);
+    CHECK(order.errors().empty() == first_learns);
+  }
+}
+
+TEST_CASE(
+    "memory that the host hands on is free of what any voice of it knows to be over, and of "
+    "nothing else") {
+  std::array<char, 64> memory{};
+  HappensBefore order;
+  order.watch(memory.data(), memory.size(), "memory");
+  const std::size_t stream = order.add_stream();
+  Clock clock;
+  clock.tick(stream);
+  order.stream_uses(stream, clock, {.name = "writer", .writes = {{memory.data(), 32}}});
+  order.speak_as(1);
+  order.learn(clock);
+  order.speak_as(0);
+  clock.tick(stream);
+  order.stream_uses(stream, clock, {.name = "late writer", .writes = {{memory.data() + 32, 32}}});
+  order.hand_on(memory.data(), memory.size());
+  order.host_uses({.name = "next", .writes = {{memory.data(), memory.size()}}});
+  REQUIRE(order.errors().size() == 1);
+  CHECK(order.errors()[0].find("bytes 32 to 64") != std::string::npos);
+}
+
 }  // namespace hvd::gpu::test
