@@ -7,7 +7,9 @@ set -u
 folder=$1 ranks=$2 gpus=$3 backend=$4 kinds=$5
 shift 5
 if [ "$kinds" = all ]; then kinds=late,random,eager,starved; fi
-world=$(mktemp "/dev/shm/hvd_gpus.XXXXXX") || exit 1
+place=/dev/shm # the memory of the GPUs is a file
+if [ "$(df --output=avail -k "$place" 2>/dev/null | tail -1)" -lt 4000000 ] 2>/dev/null; then place=${TMPDIR:-/tmp}; fi
+world=$(mktemp "$place/hvd_gpus.XXXXXX") || exit 1
 trap 'rm -f "$world"' EXIT
 schedules=()
 if [ -n "${HVD_TEST_GPU_SCHEDULE:-}" ]; then

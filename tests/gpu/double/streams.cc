@@ -110,8 +110,8 @@ void end_capture(const std::shared_ptr<Graph>& graph) {
 }
 
 /// What HVD_TEST_GPU_OMIT ("wait:17", "record:3", "device:2", "capture:1") leaves out of the
-/// program's calls on this rank, or of all ranks' the sum. At the end the counts are said on the
-/// standard error, if HVD_TEST_GPU_COUNT is set.
+/// program's calls, on each rank. At the end the counts are said on the standard error, if
+/// HVD_TEST_GPU_COUNT is set.
 struct Counted {
   Omissions calls;
   Counted() {
@@ -660,7 +660,7 @@ HVD_EXPORTED cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
 // ---- the driver
 namespace {
 
-CUresult no_init(unsigned /*flags*/) {
+CUresult initialise(unsigned /*flags*/) {
   return device_count() == 0 ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
 }
 CUresult context_state(CUdevice device, unsigned* flags, int* active) {
@@ -706,7 +706,7 @@ HVD_EXPORTED cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void
                                                           unsigned long long /*flags*/,
                                                           cudaDriverEntryPointQueryResult* status) {
   static const std::map<std::string, void*> calls{
-      {"cuInit", reinterpret_cast<void*>(no_init)},
+      {"cuInit", reinterpret_cast<void*>(initialise)},
       {"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(context_state)},
       {"cuDeviceGetAttribute", reinterpret_cast<void*>(driver_attribute)},
       {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(retain_context)},
