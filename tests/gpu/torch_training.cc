@@ -113,7 +113,7 @@ void compare(const char* what, const std::function<Parameters(at::Device)>& trai
     const bool by_nccl =
         backend != nullptr && std::string_view(backend) == "nccl" && hvd::size() > 1;
     for (std::size_t i = 0; i < got.size(); ++i) {
-      if (by_nccl ? torch::allclose(got[i], expected[i], 1e-3, 1e-5)
+      if (by_nccl ? torch::allclose(got[i], expected[i], 1e-2, 1e-4)
                   : torch::equal(got[i], expected[i]))
         continue;
       ++failures;
