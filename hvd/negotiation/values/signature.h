@@ -58,7 +58,8 @@ bool is_plausible(const Signature& signature, std::size_t ranks);
 
 /// Rows of a first dimension of `rows` that rank `place` of `size` keeps after a reducescatter: the
 /// first `rows % size` get one more.
-std::int64_t scattered_rows(std::int64_t rows, std::size_t size, std::size_t place);
+HVD_BETWEEN_LIBRARIES std::int64_t scattered_rows(std::int64_t rows, std::size_t size,
+                                                  std::size_t place);
 
 /// Ok, or a Mismatch whose text names the tensor and groups the ranks by what they sent, for the
 /// first thing that differs in the order dtype, op, shape, scales, reduce op, per-op rules, device.
