@@ -236,7 +236,7 @@ RunningWorld make_world(const Config& config, const std::shared_ptr<Bootstrap>& 
   world.description =
       describe(topology, ranks, wire.name, why_not_shared, copies, backends.devices);
   world.mpi_threads = ranks.mpi() != nullptr && ranks.mpi()->threads_supported();
-  world.may_end_later = ranks.mpi() == nullptr || ranks.mpi()->threads_supported();
+  world.may_end_later = ranks.mpi() == nullptr || world.mpi_threads;
   world.has_peers = !ranks.is_alone();
   offer_shared_memory(world, memory, arena, topology);
   world.results = make_results(config, topology, arena, memory);

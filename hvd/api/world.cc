@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <system_error>
@@ -22,10 +21,6 @@
 namespace hvd {
 
 namespace {
-
-using namespace std::chrono_literals;
-
-constexpr auto kPatience = 300ms;  // of shutdown(), for others that end too
 
 struct Global {
   std::mutex mutex;
@@ -105,7 +100,7 @@ std::shared_ptr<RunningWorld> end_world(bool waits) {
   }
   if (waits) join_lasting();
   if (!world) return nullptr;
-  const bool is_over = waits || !world->may_end_later || world->engine->leave(kPatience);
+  const bool is_over = waits || !world->may_end_later || world->engine->leave(WorldLife::kPatience);
   const bool lasts = !is_over && leave_to_thread(world);
   const bool clean = !lasts && world->engine->shutdown();
   {

@@ -17,6 +17,9 @@ namespace hvd {
 /// thread.
 class WorldLife : public std::enable_shared_from_this<WorldLife> {
  public:
+  /// The wait for others that end it too, here and in shutdown().
+  static constexpr std::chrono::milliseconds kPatience{300};
+
   WorldLife(RunningWorld world, std::string name);
   /// Leaves the world.
   ~WorldLife();
@@ -43,8 +46,6 @@ class WorldLife : public std::enable_shared_from_this<WorldLife> {
   static void leave_all() noexcept;
 
  private:
-  static constexpr std::chrono::milliseconds kPatience{300};
-
   const std::string name_;
   const std::uint64_t number_;
   const MadeHere made_;
