@@ -1,11 +1,12 @@
 #pragma once
 /// Backend is the port through which a batch is executed. Only the thread of the rank that has the
-/// turn calls it (the coordination thread, or a user thread inside `wait()`): one at a time, never
-/// two. `prepare` and `release` are the exception: submitting threads call them, possibly several
-/// at once. A backend owns its communicators, streams and staging memory; the buffers of a member
-/// belong to the submission. It fails by throwing an Error; the engine catches it once and fails
-/// every handle of the world with its reason. A new backend goes where CONTRIBUTING.md says, "A new
-/// backend".
+/// turn launches and advances batches, calls `look_again` and `abort` (the coordination thread, or
+/// a user thread inside `wait()`): one at a time, never two. All else any thread may call, several
+/// at once: submitting threads call `supports`, `prepare`, `release` and `allocate`. A backend owns
+/// its communicators, streams and staging memory; the buffers of a member belong to the submission.
+/// It fails by throwing an Error; the engine catches it once and fails every handle of the world
+/// with its reason. A new backend stands in the list in ops/backends.cc; CONTRIBUTING.md, "A new
+/// backend", has an example.
 // Tested in tests/contract/suite.cc
 
 #include <chrono>
@@ -134,7 +135,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  /// Returns "shm", "mpi", "nccl": what timelines and the line printed at `init()` call it.
+  /// Returns "shm", "mpi", "nccl": what timelines call it.
   virtual std::string_view name() const = 0;
   /// Returns whether it can run such batches. Depends on the arguments alone, so that every rank
   /// chooses the same backend.

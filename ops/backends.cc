@@ -146,7 +146,6 @@ std::shared_ptr<gpu::SharingProbe> make_probe(const gpu::GpuApi& table, int devi
       std::move(patience));
 }
 
-/// Behind those for host tensors, which `made` has already.
 gpu::Registration registration_in(const Config& config) {
   if (config.nccl_registration == NcclRegistration::None) return gpu::Registration::None;
   return config.nccl_registration == NcclRegistration::Window ? gpu::Registration::Window
@@ -178,6 +177,7 @@ gpu::NcclOptions nccl_options(const EngineParts& parts, const WorldGpus& gpus) {
   return options;
 }
 
+/// Behind those for host tensors, which `made` has already.
 void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EngineParts& parts,
                       const std::shared_ptr<Bootstrap>& bootstrap, const DomainMemory& memory,
                       const std::shared_ptr<Arena>& arena) {
@@ -243,6 +243,7 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
 
 }  // namespace
 
+/// The list: the first that supports a batch runs it. A new backend stands here (CONTRIBUTING.md).
 Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap>& bootstrap,
                        const MakePointToPoint& make_wire, const DomainMemory& memory,
                        const std::shared_ptr<Arena>& arena) {

@@ -38,8 +38,8 @@ struct Reduction {
   DataType output = DataType::Float32;
 };
 
-/// Real types: Average, Sum, Min, Max, Product. Bool: Min (and), Max (or). Complex: Average, Sum,
-/// Product. Adasum is none of these.
+/// Real types: Average, Sum, Min, Max, Product. Bool: Min (and), Max (or). Integers and Bool:
+/// BitAnd, BitOr, BitXor. Complex: Average, Sum, Product. Adasum is none of these.
 bool supported(DataType dtype, ReduceOp op);
 
 /// For i in [0, count): the fold over r, ascending, of prescale * in[r][i], divided by `divisor`

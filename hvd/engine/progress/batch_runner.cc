@@ -161,7 +161,7 @@ void BatchRunner::count(const Prepared& prepared, const Batch& batch) const {
   if (tensors > 1) stats.add(stats.tensors_fused, tensors);
 }
 
-/// Counts the batch, and says once of each name which way it takes.
+/// Counts the batch, and says which way it takes: once of each name and way.
 void BatchRunner::note_way(const Prepared& prepared, const Execution& execution) {
   const auto route = execution.route();
   if (!route) return;

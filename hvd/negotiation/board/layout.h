@@ -13,9 +13,8 @@
 ///                             (hvd/negotiation/values/records.h); the byte at position p lies at p
 ///                             modulo the size
 ///   callers   (64 + s) n      for each rank its RingRank, and after it a bit for each rank, in
-///                             words of 64, in whole lines (s bytes):
-///   whether
-///                             that has ever sent it a frame
+///                             words of 64, in whole lines (s bytes): whether that has ever sent it
+///                             a frame
 ///   rings     (128 + r) n n   for each rank, and for each that it sends frames to, a RingHead and
 ///                             r bytes of frames (hvd/negotiation/values/peer_frames.h): each a
 ///                             line and its payload, in whole lines; r is `ring_bytes`
@@ -73,10 +72,9 @@
 ///            2,144      8   late_round              as arrived_round there, when the rank has said
 ///                                                   so; 0: never, or it is being written
 ///
-///   SlotHead:    0      8   generation_and_arrivals bits 32-63 the generation; bit 31: the round
-///                           is claimed, by the rank whose
-///                                                   index bits 16-30 are; bits 0-15 how many have
-///                                                   arrived
+///   SlotHead:    0      8   generation_and_arrivals bits 32-63 the generation; bit 31: the round is
+///                                                   claimed, by the rank whose index bits 16-30
+///                                                   are; bits 0-15 how many have arrived
 ///                8      8   round                   of the one that is gathering
 ///               16      8   promised_round          round + 1 of the last that the domain's leader
 ///                                                   has prepared

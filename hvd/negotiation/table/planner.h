@@ -39,8 +39,9 @@ struct PlannedBatch {
   std::vector<int> absent = {};  ///< as of its units
 };
 
-/// Takes from the front of `queue` the first unit and, in order, those that can travel with it,
-/// until `threshold_bytes` is reached (0: no fusion beyond a unit's own tensors). `groups_alone`:
+/// Takes from the front of `queue` the first unit, however large, and, in order, those that can
+/// travel with it, up to the first that would make it more than `threshold_bytes`, or the queue's
+/// end (0: no fusion beyond a unit's own tensors). `groups_alone`:
 /// units of several tensors travel with no other unit. Returns one batch per dtype; none if nobody
 /// had anything to say.
 std::vector<PlannedBatch> cut(std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes,
