@@ -135,10 +135,10 @@ void Requests::abandon() noexcept {
   for (Posted& posted : posted_) touched = exchange_.wire().drop(posted) || touched;
   posted_.clear();
   messages_.clear();
-  if (touched) exchange_.wire().keep(memory_);
+  if (!touched) return;
+  exchange_.wire().keep(memory_);
   try {
-    if (touched)
-      exchange_.wire().keep(std::make_shared<std::vector<Exchange::Buffer>>(std::move(buffers_)));
+    exchange_.wire().keep(std::make_shared<std::vector<Exchange::Buffer>>(std::move(buffers_)));
   } catch (const std::bad_alloc&) {
     for (auto& buffer : buffers_) static_cast<void>(buffer.memory.release());  // for ever
   }

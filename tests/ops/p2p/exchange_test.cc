@@ -99,4 +99,23 @@ TEST_CASE("what is long travels to another host in pieces, and within a host who
       }
 }
 
+TEST_CASE("the buffers of a batch that is over serve the next") {
+  std::vector<Asked> asked;
+  Exchange exchange(std::make_unique<RememberingWire>(asked, 1000), {0, 0, 1}, true);
+  constexpr std::size_t kBytes = 5000;
+  const auto run = [&](std::size_t bytes) {
+    Requests requests(exchange, nullptr);
+    std::size_t pending = 0;
+    const auto buffer = requests.buffer(bytes);
+    requests.send(buffer, 1, 5, SendMode::Ordinary, pending);
+    CHECK(requests.poll());
+    return buffer.data();
+  };
+  const auto* const first = run(kBytes);
+  const std::vector<std::byte> others(kBytes + 64);  // where that was given back
+  CHECK(run(kBytes) == first);
+  CHECK(run(kBytes / 2 + 100) == first);
+  CHECK(run(kBytes / 4) != first);  // it is to be used for no less than half its size
+}
+
 }  // namespace hvd::test
