@@ -63,7 +63,6 @@ enum class Limit : std::uint8_t {
   DirectHosts,               ///< hosts whose leaders send to each other directly
   DirectBytes,               ///< that such a leader sends
   DirectAlltoallBytes,       ///< that it sends for an alltoall
-  DirectBurstBytes,          ///< of an input in a burst between hosts
   AtOnceBytes,               ///< of a batch that is run at once, and of an input that is copied in
   CopiedForManyRanks,        ///< ranks of a broadcast whose large input is copied in
   CopiedForManyBytes,        ///< of that input
@@ -127,10 +126,6 @@ inline constexpr std::array<LimitRow, kLimitCount> kLimits{{
      "each host gets the whole inputs, of which it needs a part",
      "2 hosts of 2 ranks, 1 Gbit/s: 1 KiB 230 to 290 us as a batch, 47 to 71 directly; 16 KiB 192 "
      "to 199, 273"},
-    {Limit::DirectBurstBytes, std::size_t{4} << 10,
-     "bytes of an operation between hosts that travels with others nobody waits for yet",
-     "larger ones are faster negotiated, and reduced together",
-     "100 of 16 KiB, 2 domains of one host: 1.8 times a group's time, and 2.5"},
     {Limit::AtOnceBytes, std::size_t{64} << 10,
      "bytes of a batch that whoever completes the agreement runs at once, and of an input that is "
      "copied in",

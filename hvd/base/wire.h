@@ -15,10 +15,13 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/base/message_memory.h"
+
 #pragma GCC visibility push(default)
 namespace hvd {
 
-using Bytes = std::vector<std::byte>;
+/// New bytes are not initialized, where no value is given.
+using Bytes = std::vector<std::byte, MessageMemory<std::byte>>;
 
 struct WireError : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -76,6 +79,10 @@ class Reader {
     std::vector<T> values(raw.size() / sizeof(T));
     if (!raw.empty()) std::memcpy(values.data(), raw.data(), raw.size());
     return values;
+  }
+  Bytes get_bytes() {
+    const auto raw = take(get<std::uint32_t>());
+    return {raw.begin(), raw.end()};
   }
   [[nodiscard]] bool at_end() const { return rest_.empty(); }
   /// Bytes not yet read.

@@ -187,8 +187,7 @@ std::vector<Bytes> CallbackMeeting::allgather(const Bytes& mine) {
       const auto code = reader.get<Status::Code>();
       std::string text = reader.get_string();
       if (code != Status::Code::Ok) fail({code, std::move(text)});
-      for (int left = reader.get<int>(); left > 0; --left)
-        all.push_back(reader.get_list<std::byte>());
+      for (int left = reader.get<int>(); left > 0; --left) all.push_back(reader.get_bytes());
     } catch (const WireError& error) {
       fail({Status::Code::BackendError,
             formatted("World '{}': the store holds what cannot be read: {}", store_.name,

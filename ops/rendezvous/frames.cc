@@ -116,7 +116,7 @@ std::optional<Caller> read_hello(const Frame& frame, const Digest& key, const No
   if (frame.kind != FrameKind::Hello || reader.get<std::uint64_t>() != kProtocol)
     throw WireError("no hello of this protocol");
   const auto client = reader.get<Nonce>();
-  const auto words = reader.get_list<std::byte>();
+  const auto words = reader.get_bytes();
   if (!is_same(reader.get<Digest>(), prove(key, "client", server, client, words)))
     return std::nullopt;
   Reader said(words);

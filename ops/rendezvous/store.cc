@@ -128,7 +128,7 @@ void Store::put(Reader& reader) {
   std::string key = reader.get_string();
   Value value;
   value.takers = reader.get<std::uint32_t>();
-  value.bytes = reader.get_list<std::byte>();
+  value.bytes = reader.get_bytes();
   if (values_.size() >= kMostValues || values_.contains(key)) throw WireError("a value too many");
   auto [first, last] = waiting_.equal_range(key);
   for (auto waiting = first; waiting != last && value.takers > 0;

@@ -135,7 +135,7 @@ std::optional<Frame> StoreMeeting::receive() {
     }
     if (frame.kind == FrameKind::Value) {
       std::string key = reader.get_string();
-      values_.insert_or_assign(std::move(key), reader.get_list<std::byte>());
+      values_.insert_or_assign(std::move(key), reader.get_bytes());
     }
   } catch (const WireError& error) {
     fail({Status::Code::BackendError,
@@ -183,7 +183,7 @@ std::vector<Bytes> StoreMeeting::allgather(const Bytes& mine) {
   std::vector<Bytes> all;
   try {
     Reader reader(frame->payload);
-    for (int rank = 0; rank < size_; ++rank) all.push_back(reader.get_list<std::byte>());
+    for (int rank = 0; rank < size_; ++rank) all.push_back(reader.get_bytes());
   } catch (const WireError& error) {
     fail({Status::Code::BackendError,
           std::string("the ranks' store says what cannot be read: ") + error.what()});

@@ -126,7 +126,7 @@ void take(Reader& input) {
       leader.relay->advance();
       continue;
     }
-    leader.line.coming.push_back({from, input.get_list<std::byte>()});
+    leader.line.coming.push_back({from, input.get_bytes()});
     leader.relay->advance();
     leader.line.sent.clear();
     if (leader.relay->is_root()) static_cast<void>(leader.relay->all_left());

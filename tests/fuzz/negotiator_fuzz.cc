@@ -86,7 +86,7 @@ void take(Reader& input) {
   Negotiator negotiator = table();
   std::uint64_t position = 0;
   for (int records = 0; !input.at_end() && records < 200; ++records) {
-    const Bytes record = input.get_list<std::byte>();
+    const Bytes record = input.get_bytes();
     position += record.size() + 4;
     Outcomes outcomes;
     try {

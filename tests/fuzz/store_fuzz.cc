@@ -49,7 +49,7 @@ void take_stranger(Reader& input) {
   const Digest key = make_key("token", "job");
   FrameReader reader;
   while (!input.at_end()) {
-    reader.add(input.get_list<std::byte>());
+    reader.add(input.get_bytes());
     while (const auto next = reader.next()) {
       try {
         static_cast<void>(read_greeting(*next));
@@ -69,7 +69,7 @@ void take_ranks(Reader& input) {
   std::array<bool, kRanks> gone{};
   while (!input.at_end()) {
     const auto rank = static_cast<std::size_t>(input.get<std::uint8_t>() % kRanks);
-    const auto said = input.get_list<std::byte>();
+    const auto said = input.get_bytes();
     if (gone[rank]) continue;
     try {
       readers[rank].add(said);

@@ -87,7 +87,7 @@ inline Bytes reduced(const Topology& topology, const std::vector<int>& ranks,
                            how.postscale,
                            average ? static_cast<int>(ranks.size() + absent) : 1,
                            how.dtype};
-  const std::vector<Bytes> zeros(absent, Bytes(inputs.front().size()));
+  const std::vector<Bytes> zeros(absent, Bytes(inputs.front().size(), std::byte{0}));
   const auto is_single = [](const auto& domain) { return domain.second.size() == 1; };
   if (domains.size() == 1 || std::all_of(domains.begin(), domains.end(), is_single) ||
       (average && is_integer(how.dtype))) {

@@ -102,7 +102,7 @@ class RendezvousExecution final : public Execution {
     const auto count = static_cast<std::size_t>(batch_.members[m].count);
     Bytes result(bytes(batch_.members[m].count));
     std::vector<const void*> inputs;
-    const Bytes zeros(result.size());
+    const Bytes zeros(result.size(), std::byte{0});
     const bool adasum = t.op == ReduceOp::Adasum;
     for (const int rank : t.set->ranks) {
       const bool takes_part = std::binary_search(batch_.ranks.begin(), batch_.ranks.end(), rank);

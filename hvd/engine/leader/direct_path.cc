@@ -140,7 +140,10 @@ bool DirectPath::promise_rounds(LeaderTree& tree) {
     log_.read();
     judge(tree);
   }
-  for (PersistentOp* const op : promised_) contribute(*op);
+  for (PersistentOp* const op : promised_) {
+    contribute(*op);
+    rounds_.flush_full(lane_);
+  }
   for (const UnitRef& unit : slow_) {
     const auto& ops = fast_path_.direct_ops();
     const auto op =
@@ -175,7 +178,9 @@ bool DirectPath::may_promise(PersistentOp& op, const LeaderTree& tree) {
 void DirectPath::contribute(PersistentOp& op) {
   if (!fast_path_.work().find_blocks(op))
     throw std::logic_error("leaders: a prepared round without the blocks that were there");
-  rounds_.promise(op.number, Clock::now(),
+  const std::size_t bytes =
+      op.leaders == nullptr ? 0 : op.leaders->contribution_bytes(op.traits, op.count);
+  rounds_.promise(op.number, Clock::now(), bytes,
                   [&, blocks = fast_path_.work().blocks()](Bytes& message) {
                     const std::size_t before = message.size();
                     if (op.leaders != nullptr)

@@ -16,7 +16,7 @@ constexpr std::size_t padded(std::size_t bytes) {
   return (bytes + kPadding - 1) / kPadding * kPadding;
 }
 
-// bytes of a message that is made without growing: most carry one small contribution
+// bytes of a message that is made without growing
 constexpr std::size_t kMostOfOne = 256;
 constexpr std::size_t kLengthAt = kHeadBytes - sizeof(std::uint64_t);
 
@@ -63,12 +63,18 @@ bool DirectRounds::may_promise(std::uint32_t number) const {
   return !unit.promised && !unit.gathering().is_long && unit.over >= unit.left_out_until;
 }
 
-/// Returns the message to which the contribution is to be appended.
-Bytes& DirectRounds::begin_contribution(const Unit& unit, std::uint32_t number) {
-  if (outgoing_.empty() || outgoing_.back().to != kAllOthers)
+/// Returns the message to which the contribution of so many bytes is to be appended.
+Bytes& DirectRounds::begin_contribution(const Unit& unit, std::uint32_t number,
+                                        std::size_t length) {
+  const std::size_t size = kHeadBytes + padded(length);
+  if (outgoing_.empty() || outgoing_.back().to != kAllOthers ||
+      outgoing_.back().bytes->size() + size > kMostTogether) {
     outgoing_.push_back({kAllOthers, std::make_shared<Bytes>()});
+    // most carry one small contribution, and a message that carries a larger one, others like it
+    outgoing_.back().bytes->reserve(size <= kMostOfOne ? kMostOfOne
+                                                       : std::max(size, kMostTogether));
+  }
   Bytes& bytes = *outgoing_.back().bytes;
-  if (bytes.empty()) bytes.reserve(kMostOfOne);
   contribution_at_ = bytes.size();
   append_head(bytes, static_cast<std::uint64_t>(What::Contribution), number, unit.over);
   return bytes;
@@ -78,14 +84,7 @@ void DirectRounds::end_contribution(Unit& unit, std::uint32_t number, Clock::tim
   Bytes& bytes = *outgoing_.back().bytes;
   const std::uint64_t length = bytes.size() - contribution_at_ - kHeadBytes;
   std::memcpy(bytes.data() + contribution_at_ + kLengthAt, &length, sizeof length);
-  bytes.resize(padded(bytes.size()));
-  if (contribution_at_ > 0 && bytes.size() > kMostTogether) {  // it travels in a message of its own
-    auto alone = std::make_shared<Bytes>(
-        bytes.begin() + static_cast<std::ptrdiff_t>(contribution_at_), bytes.end());
-    bytes.resize(contribution_at_);
-    outgoing_.push_back({kAllOthers, std::move(alone)});
-    contribution_at_ = 0;
-  }
+  bytes.resize(padded(bytes.size()), std::byte{0});
   const auto& whole = outgoing_.back().bytes;
   put(unit, unit.over, self_, Part(whole, contribution_at_, whole->size() - contribution_at_));
   unit.promised = true;
@@ -247,16 +246,23 @@ std::vector<int> DirectRounds::missing(std::uint32_t number) const {
   return missing;
 }
 
+void DirectRounds::send_next(Transport& transport) {
+  const auto& [to, bytes] = outgoing_.front();
+  if (to != kAllOthers) transport.send(to, *bytes);
+  // each begins with another one, so that not all send to the same
+  for (std::size_t i = 1; to == kAllOthers && i < domains_; ++i)
+    transport.send(static_cast<int>((static_cast<std::size_t>(self_) + i) % domains_), *bytes);
+  outgoing_.pop_front();
+}
+
 bool DirectRounds::flush(Transport& transport) {
   const bool any = !outgoing_.empty();
-  for (; !outgoing_.empty(); outgoing_.pop_front()) {
-    const auto& [to, bytes] = outgoing_.front();
-    if (to != kAllOthers) transport.send(to, *bytes);
-    // each begins with another one, so that not all send to the same
-    for (std::size_t i = 1; to == kAllOthers && i < domains_; ++i)
-      transport.send(static_cast<int>((static_cast<std::size_t>(self_) + i) % domains_), *bytes);
-  }
+  while (!outgoing_.empty()) send_next(transport);
   return any;
+}
+
+void DirectRounds::flush_full(Transport& transport) {
+  while (outgoing_.size() > 1) send_next(transport);
 }
 
 }  // namespace hvd

@@ -80,11 +80,12 @@ class DirectRounds {
   /// Returns whether this domain may contribute to it: it has not, and does not negotiate it.
   [[nodiscard]] bool may_promise(std::uint32_t number) const;
   /// Contributes to it: it is not to be ended in another way, unless `receive` says so.
-  /// `contribute` appends the contribution to the bytes that it is given.
+  /// `contribute` appends the contribution, of about `length` bytes, to the bytes that it is given.
   template <class Contribute>
-  void promise(std::uint32_t number, Clock::time_point now, Contribute contribute) {
+  void promise(std::uint32_t number, Clock::time_point now, std::size_t length,
+               Contribute contribute) {
     Unit& unit = units_.at(number);
-    Bytes& bytes = begin_contribution(unit, number);
+    Bytes& bytes = begin_contribution(unit, number, length);
     contribute(bytes);
     end_contribution(unit, number, now);
   }
@@ -118,6 +119,8 @@ class DirectRounds {
   void ask(Clock::time_point now);
   /// Sends what has gathered. Returns whether there was anything.
   bool flush(Transport& transport);
+  /// Sends what has gathered, but for a message that has room for more.
+  void flush_full(Transport& transport);
   /// Returns the domains whose contributions are missed; none unless this one has contributed.
   [[nodiscard]] std::vector<int> missing(std::uint32_t number) const;
   /// Returns how many numbers it keeps something of.
@@ -152,9 +155,10 @@ class DirectRounds {
   static constexpr unsigned kMostStreak = 10;
 
   static std::size_t length_of(std::span<const std::byte> messages);
-  Bytes& begin_contribution(const Unit& unit, std::uint32_t number);
+  Bytes& begin_contribution(const Unit& unit, std::uint32_t number, std::size_t length);
   void end_contribution(Unit& unit, std::uint32_t number, Clock::time_point now);
   void put(Unit& unit, std::uint64_t round, int from, Part message);
+  void send_next(Transport& transport);
   void send(int to, What what, std::uint32_t number, std::uint64_t round);
   void take_long_way(Unit& unit, std::uint32_t number, std::uint64_t round);
 

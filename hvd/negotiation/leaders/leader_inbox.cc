@@ -17,7 +17,7 @@ void LeaderInbox::receive(const Message& message) {
   if (message.from == links_.parent() && !waiting_.empty()) {
     // A failure does not wait its turn: what it must come after may never happen.
     for (Reader items(message.bytes); !items.at_end();)
-      if (const Bytes item = items.get_list<std::byte>(); item_of(item) == LeaderItem::Fail)
+      if (const Bytes item = items.get_bytes(); item_of(item) == LeaderItem::Fail)
         act_(item, message.from, false);
     waiting_.push_back({message});
     return;
@@ -49,7 +49,7 @@ void LeaderInbox::wait_with(const Bytes& item, int from) {
 bool LeaderInbox::pass_on_decisions(const Message& message) {
   if (message.from != links_.parent()) return false;
   for (Reader items(message.bytes); !items.at_end();) {
-    const LeaderItem item = item_of(items.get_list<std::byte>());
+    const LeaderItem item = item_of(items.get_bytes());
     if (item != LeaderItem::Agree && item != LeaderItem::Cut) return false;
   }
   links_.pass_on(message.bytes);
@@ -61,7 +61,7 @@ bool LeaderInbox::pass_on_decisions(const Message& message) {
 void LeaderInbox::act_on(std::size_t& at, const Message& message, bool passed_on) {
   Reader items(std::span<const std::byte>(message.bytes).subspan(at));
   while (!items.at_end()) {
-    const Bytes item = items.get_list<std::byte>();
+    const Bytes item = items.get_bytes();
     if (!act_(item, message.from, passed_on)) return;
     at = message.bytes.size() - items.left();
   }

@@ -190,7 +190,7 @@ void Communicators::require_alive(const CallContext& site) const {
 NcclUniqueId Communicators::agree_on_id(const CallContext& site, int first, bool is_first,
                                         const IdBroadcast& exchange) const {
   NcclUniqueId id;
-  std::vector<std::byte> mine;
+  Bytes mine;
   if (is_first) {
     const NcclCode code = table_.get_unique_id(&id);
     const std::string words =
@@ -199,7 +199,7 @@ NcclUniqueId Communicators::agree_on_id(const CallContext& site, int first, bool
     mine[0] = std::byte{code == NcclCode::Success};
     std::memcpy(mine.data() + 1, words.empty() ? id.bytes.data() : words.data(), mine.size() - 1);
   }
-  const std::vector<std::byte> received = exchange(std::move(mine));
+  const Bytes received = exchange(std::move(mine));
   const char* text = reinterpret_cast<const char*>(received.data()) + 1;
   if (!received.empty() && received[0] == std::byte{0}) {
     fail(site, "ncclGetUniqueId",

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/base/wire.h"
 #include "hvd/errors.h"
 #include "ops/gpu/api/call.h"
 
@@ -27,7 +28,7 @@ namespace hvd::gpu {
 /// Blocking broadcast of bytes from the first of a communicator's ranks to the others; each of them
 /// calls it, when the communicator is made. `mine` is empty except on the first rank; returns the
 /// first rank's bytes. May throw.
-using IdBroadcast = std::function<std::vector<std::byte>(std::vector<std::byte> mine)>;
+using IdBroadcast = std::function<Bytes(Bytes mine)>;
 
 // What ends a wait inside NCCL, by the thread that has the turn: while it waits, nobody else of
 // this rank looks whether the others live, and where all that live wait so, nobody would find that

@@ -245,7 +245,7 @@ LaunchContext NcclBackend::launch_context_of(const CallContext& site, const Batc
   const int self = present.ranks.at(static_cast<std::size_t>(present.rank));
   const auto connect = [&](const std::vector<int>& ranks) {
     const int rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), self) - ranks.begin());
-    const auto exchange = [&](std::vector<std::byte> mine) {
+    const auto exchange = [&](Bytes mine) {
       return exchange_({present.id, ranks, rank}, std::move(mine));
     };
     return CommGroup{communicators_->of(site, ranks, rank, static_cast<int>(number), exchange),

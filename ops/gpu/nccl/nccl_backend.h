@@ -43,8 +43,7 @@ namespace hvd::gpu {
 /// set calls it, at its first use of the set on each stream, on the thread that has the turn; by
 /// levels for the parts of the set that then take its place. `mine` is empty except on the first
 /// rank; returns the first rank's bytes. May throw an Error.
-using UniqueIdExchange =
-    std::function<std::vector<std::byte>(const ProcessSetInfo& set, std::vector<std::byte> mine)>;
+using UniqueIdExchange = std::function<Bytes(const ProcessSetInfo& set, Bytes mine)>;
 
 struct NcclOptions {
   Patience patience;

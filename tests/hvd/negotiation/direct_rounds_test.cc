@@ -60,7 +60,7 @@ struct Leaders {
   }
   void promise(int domain, DirectRounds::Clock::time_point now = {}) {
     const Bytes contribution = contribution_of(domain, (*this)[domain].rounds_over(kNumber));
-    (*this)[domain].promise(kNumber, now, [&](Bytes& bytes) {
+    (*this)[domain].promise(kNumber, now, contribution.size(), [&](Bytes& bytes) {
       bytes.insert(bytes.end(), contribution.begin(), contribution.end());
     });
     flush();
@@ -95,7 +95,7 @@ TEST_CASE(
     for (int domain = 0; domain < 2; ++domain) {
       const auto got = leaders[0].contributions(kNumber)[static_cast<std::size_t>(domain)];
       const Bytes wanted = contribution_of(domain, round);
-      CHECK(std::vector(got.begin(), got.end()) == wanted);
+      CHECK(Bytes(got.begin(), got.end()) == wanted);
       CHECK(reinterpret_cast<std::uintptr_t>(got.data()) % 16 == 0);
     }
     leaders[0].end(kNumber);
@@ -214,6 +214,45 @@ TEST_CASE(
   CHECK_FALSE(leaders[0].may_promise(kNumber));
 }
 
+TEST_CASE("direct rounds: contributions to several travel together in messages that are not long") {
+  constexpr std::size_t kMost = 60 << 10;
+  constexpr std::size_t kHead = 32;
+  Leaders leaders(2);
+  DirectRounds& first = leaders[0];
+  const std::vector<std::size_t> lengths{8,          16 << 10, 16 << 10, 16 << 10, 16 << 10,
+                                         kMost + 80, 100,      0,        40 << 10};
+  const auto number_of = [](std::size_t place) { return static_cast<std::uint32_t>(100 + place); };
+  const auto value_of = [](std::size_t place) { return static_cast<std::byte>(place + 1); };
+  std::size_t sent_before_the_end = 0;
+  for (std::size_t place = 0; place < lengths.size(); ++place) {
+    for (int domain = 0; domain < 2; ++domain) leaders[domain].end(number_of(place));
+    first.promise(number_of(place), {}, lengths[place], [&](Bytes& bytes) {
+      bytes.resize(bytes.size() + lengths[place], value_of(place));
+    });
+    first.flush_full(*leaders.wires[0]);
+    sent_before_the_end = leaders.waiting(0, 1);
+  }
+  leaders.flush();
+  CHECK(leaders.waiting(0, 1) == sent_before_the_end + 1);  // the last, which had room
+  std::size_t messages = 0, place = 0;
+  for (auto& line = leaders.lines[{0, 1}]; !line.empty(); line.pop_front(), ++messages) {
+    const bool is_long = line.front().bytes.size() > kMost;
+    const std::size_t before = place;
+    DirectRounds::split(std::move(line.front()), [&](const DirectRounds::Part& part) {
+      REQUIRE(place < lengths.size());
+      CHECK(DirectRounds::number_of(part) == number_of(place));
+      const auto bytes = part.bytes().subspan(kHead);
+      REQUIRE(bytes.size() >= lengths[place]);
+      for (std::size_t i = 0; i < bytes.size(); ++i)
+        REQUIRE(bytes[i] == (i < lengths[place] ? value_of(place) : std::byte{0}));
+      ++place;
+    });
+    if (is_long) CHECK(place == before + 1);  // alone
+  }
+  CHECK(place == lengths.size());
+  CHECK(messages == 4);
+}
+
 TEST_CASE("direct rounds: what is malformed is refused") {
   DirectRounds rounds(0, 2);
   rounds.end(kNumber);
@@ -228,8 +267,8 @@ TEST_CASE("direct rounds: what is malformed is refused") {
     return rounds.receive(said.from, DirectRounds::Part(said.bytes), true, false, fallen_back);
   };
   CHECK(DirectRounds::is_direct(message(1, 0, 0)));
-  CHECK_FALSE(DirectRounds::is_direct({1, Bytes(3)}));
-  CHECK_FALSE(DirectRounds::is_direct({1, Bytes(40)}));
+  CHECK_FALSE(DirectRounds::is_direct({1, Bytes(3, std::byte{0})}));
+  CHECK_FALSE(DirectRounds::is_direct({1, Bytes(40, std::byte{0})}));
   CHECK_THROWS_AS(receive(message(1, 3, 0)), WireError);  // what it is
   CHECK_THROWS_AS(receive(message(1, 1, 4)), WireError);  // too long
   Message cut = message(1, 0, 0);

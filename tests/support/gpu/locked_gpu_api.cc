@@ -94,7 +94,7 @@ void LockedDevices::add_backends(GpuRoute way, int rank, EngineParts& parts,
     options.registration = registration;
     parts.backends.push_back(std::make_unique<NcclBackend>(
         table, rank,
-        [this, rank](const ProcessSetInfo& set, std::vector<std::byte> mine) {
+        [this, rank](const ProcessSetInfo& set, Bytes mine) {
           return exchange_.give(rank, set, std::move(mine));
         },
         options));

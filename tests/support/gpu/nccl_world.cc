@@ -50,10 +50,8 @@ std::vector<double> decoded(DataType dtype, const std::vector<std::byte>& bytes)
   return numbers;
 }
 
-std::vector<std::byte> IdExchange::give(int rank, const ProcessSetInfo& set,
-                                        std::vector<std::byte> mine,
-                                        const std::atomic<bool>* failed,
-                                        const std::function<void()>& pause) {
+Bytes IdExchange::give(int rank, const ProcessSetInfo& set, Bytes mine,
+                       const std::atomic<bool>* failed, const std::function<void()>& pause) {
   std::unique_lock lock(mutex_);
   auto& given = given_[set.ranks];
   if (set.rank == 0) given.push_back(std::move(mine));
@@ -222,7 +220,7 @@ void World::body_of(int rank, const std::function<void(Rank&)>& body) {
   Rank self{*this, rank, everyone(rank), device, nullptr};
   self.backend = std::make_unique<NcclBackend>(
       table(rank), rank,
-      [this, rank, pause](const ProcessSetInfo& set, std::vector<std::byte> mine) {
+      [this, rank, pause](const ProcessSetInfo& set, Bytes mine) {
         return exchange_.give(rank, set, std::move(mine), &failed, pause);
       },
       std::move(own));

@@ -50,14 +50,13 @@ class World;
 class IdExchange {
  public:
   /// `failed` ends the wait; `pause` is called while there is nothing yet.
-  std::vector<std::byte> give(int rank, const ProcessSetInfo& set, std::vector<std::byte> mine,
-                              const std::atomic<bool>* failed = nullptr,
-                              const std::function<void()>& pause = {});
+  Bytes give(int rank, const ProcessSetInfo& set, Bytes mine,
+             const std::atomic<bool>* failed = nullptr, const std::function<void()>& pause = {});
 
  private:
   std::mutex mutex_;
   std::condition_variable arrived_;
-  std::map<std::vector<int>, std::deque<std::vector<std::byte>>> given_;
+  std::map<std::vector<int>, std::deque<Bytes>> given_;
   std::map<std::pair<int, std::vector<int>>, std::size_t> turns_;
 };
 

@@ -512,9 +512,8 @@ TEST_CASE("nccl: a window that one rank has no memory for is an error on all, no
 TEST_CASE("nccl: an exchange that delivers nonsense is an error") {
   HostCluster cluster;
   HostDevice device(cluster, 0);
-  NcclBackend backend(device.table(), 0, [](const ProcessSetInfo&, std::vector<std::byte>) {
-    return std::vector<std::byte>(5, std::byte{1});
-  });
+  NcclBackend backend(device.table(), 0,
+                      [](const ProcessSetInfo&, const Bytes&) { return Bytes(5, std::byte{1}); });
   ProcessSetInfo set;
   set.ranks = {0};
   set.rank = 0;
@@ -558,8 +557,7 @@ TEST_CASE("nccl: memory is not freed under a device that does not come to rest")
     NcclOptions options;
     options.rest_limit = std::chrono::milliseconds(20);
     NcclBackend backend(
-        device.table(), 0, [](const ProcessSetInfo&, std::vector<std::byte> mine) { return mine; },
-        options);
+        device.table(), 0, [](const ProcessSetInfo&, Bytes mine) { return mine; }, options);
     ProcessSetInfo set;
     set.ranks = {0};
     set.rank = 0;
@@ -600,7 +598,7 @@ TEST_CASE("nccl: an abort that hangs holds nobody up") {
   auto tensors = tensors_of(1, 3);
   tensors.front().counts = {3};
   NcclBackend backend(
-      table, 0, [](const ProcessSetInfo&, std::vector<std::byte> mine) { return mine; }, options);
+      table, 0, [](const ProcessSetInfo&, Bytes mine) { return mine; }, options);
   const auto execution = backend.launch(Rank::batch(traits, tensors));
   while (execution->advance() != Progress::Done) continue;
   backend.abort();

@@ -54,7 +54,7 @@ struct Solitary {
 
   std::unique_ptr<NcclBackend> backend(NcclOptions options = {}) const {
     return std::make_unique<NcclBackend>(
-        device.table(), 0, [](const ProcessSetInfo&, std::vector<std::byte> mine) { return mine; },
+        device.table(), 0, [](const ProcessSetInfo&, Bytes mine) { return mine; },
         std::move(options));
   }
   static BatchTraits traits(OpKind kind, const ProcessSetInfo& set) {
