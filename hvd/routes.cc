@@ -41,15 +41,15 @@ bool may_repeat(const Question& q) {
          routes::may_repeat(q.kind, static_cast<std::int64_t>(input_bytes(q)));
 }
 bool is_at_slot(const Question& q) {
-  return may_repeat(q) && q.hosts == 1 && routes::is_at_slot(block_bytes(q));
+  return may_repeat(q) && q.hosts == 1 && routes::is_at_slot(block_bytes(q), q.hosts);
 }
 bool is_lent(const Question& q) {
-  return may_repeat(q) && q.hosts == 1 && !routes::is_at_slot(block_bytes(q)) &&
+  return may_repeat(q) && q.hosts == 1 && !routes::is_at_slot(block_bytes(q), q.hosts) &&
          routes::is_lent(q.kind, q.bytes, q.ranks);
 }
 bool is_direct(const Question& q) {
   return may_repeat(q) && q.hosts > 1 && routes::may_be_direct(q.hosts) &&
-         routes::is_at_slot(block_bytes(q)) &&
+         routes::is_at_slot(block_bytes(q), q.hosts) &&
          routes::is_direct(q.kind, contribution_bytes(q), q.hosts);
 }
 

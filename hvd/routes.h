@@ -63,6 +63,7 @@ enum class Limit : std::uint8_t {
   DirectHosts,               ///< hosts whose leaders send to each other directly
   DirectBytes,               ///< that such a leader sends
   DirectAlltoallBytes,       ///< that it sends for an alltoall
+  DirectBurstBytes,          ///< of an input in a burst between hosts
   AtOnceBytes,               ///< of a batch that is run at once, and of an input that is copied in
   CopiedForManyRanks,        ///< ranks of a broadcast whose large input is copied in
   CopiedForManyBytes,        ///< of that input
@@ -117,15 +118,21 @@ inline constexpr std::array<LimitRow, kLimitCount> kLimits{{
      "each sends to each: with more hosts the tree has fewer messages on each line",
      "2 hosts, 4 B: 42 us by way of the tree, 19 directly; more hosts: no record"},
     {Limit::DirectBytes, std::size_t{64} << 10,
-     "bytes that a leader sends for such an operation, to all others together",
+     "bytes that a leader sends for such an operation, to all others together, and of a rank's "
+     "block for it",
      "the leader alone sends it; a batch uses all ranks",
-     "2 hosts of 2 ranks, 4 B: 75 to 140 us by way of the tree, 44 to 61 directly; the limit: no "
-     "record"},
+     "2 hosts of 1 and 2 ranks, allreduce of 32 KiB: as a batch 57 and 154 us, directly 32 and 53; "
+     "64 KiB 85 and 284, 92 and 125"},
     {Limit::DirectAlltoallBytes, std::size_t{16} << 10,
      "bytes that a leader sends for an alltoall, to all others together",
      "each host gets the whole inputs, of which it needs a part",
      "2 hosts of 2 ranks, 1 Gbit/s: 1 KiB 230 to 290 us as a batch, 47 to 71 directly; 16 KiB 192 "
      "to 199, 273"},
+    {Limit::DirectBurstBytes, std::size_t{32} << 10,
+     "bytes of an operation between hosts that travels with others nobody waits for yet",
+     "a larger one does not fit into what the wire sends at once, of which many are under way",
+     "2 hosts of 1 and 2 ranks, 100 of 32 KiB: 2.7 and 3.7 ms, negotiated 2.7 and 5.1; of 64 KiB "
+     "10.2 and 13.8, 4.7 and 9.2"},
     {Limit::AtOnceBytes, std::size_t{64} << 10,
      "bytes of a batch that whoever completes the agreement runs at once, and of an input that is "
      "copied in",
@@ -219,12 +226,12 @@ constexpr bool takes(OpKind kind) { return kind != OpKind::Allreduce && kind != 
 /// choice.
 constexpr bool may_repeat(OpKind kind, std::int64_t bytes) {
   return bytes <=
-         static_cast<std::int64_t>(limit(takes(kind) ? Limit::LentBytes : Limit::SlotBytes));
+         static_cast<std::int64_t>(limit(takes(kind) ? Limit::LentBytes : Limit::DirectBytes));
 }
-/// Returns whether one rank does it for all. `block_bytes`: what any rank's block has to hold,
-/// input and result.
-constexpr bool is_at_slot(std::size_t block_bytes) {
-  return block_bytes <= limit(Limit::SlotBytes);
+/// Returns whether one rank of each host does it for all. `block_bytes`: what any rank's block has
+/// to hold, input and result.
+constexpr bool is_at_slot(std::size_t block_bytes, std::size_t hosts) {
+  return block_bytes <= limit(hosts > 1 ? Limit::DirectBytes : Limit::SlotBytes);
 }
 /// Returns whether each rank takes its part out of leased blocks, where `is_at_slot` is not true,
 /// and the ranks are of one host.

@@ -39,7 +39,7 @@ std::optional<Gathered> run_by_rows(SmallCall& call, const Buffer& input) {
   if (!routes::may_repeat(call.kind, bytes)) return std::nullopt;
   Rows rows{{{}, input.shape},
             element_bytes(input.dtype),
-            routes::is_at_slot(static_cast<std::size_t>(bytes)) ? nullptr : result_pool()};
+            routes::is_at_slot(static_cast<std::size_t>(bytes), 1) ? nullptr : result_pool()};
   call.allocate = &Rows::allocate;
   call.context = &rows;
   if (!try_fast_path(call)) return std::nullopt;

@@ -86,7 +86,7 @@ std::shared_ptr<void> Engine::allocate(const Submission& like, DataType dtype, s
 
 std::shared_ptr<HandleState> Engine::submit(Submission submission, After after) {
   const LibraryCall inside;
-  if (after == After::Return && is_small_unowned(submission))
+  if (after == After::Return && is_small_unowned(submission, parts_.topology.domains))
     if (auto pending = small_calls_.start_of(submission)) return pending;
   if (after != After::Wait) return submit_anew(std::move(submission), after);
   // Whoever waits at once will drive. Who need not, because it is done or refused, leaves that to
@@ -110,7 +110,8 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
   // a persistent operation has none, as each start has its own
   const auto deadline = fresh->deadline;
   fresh->repeats =
-      deadline == Entry::kNever && (after != After::Return || is_small_unowned(fresh->submission));
+      deadline == Entry::kNever &&
+      (after != After::Return || is_small_unowned(fresh->submission, parts_.topology.domains));
   const std::shared_ptr<HandleState> pending = fresh->pending;
   pending->waited_for.store(after == After::Wait, std::memory_order_relaxed);
   const auto tensors = fresh->submission.internal ? 0 : fresh->backends.size();
@@ -157,7 +158,7 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
   }
   burst_.add_negotiated();
   if (is_in_burst && has_gathered) loop_.call_for_burst();
-  if (work || (parts_.transport && !is_in_burst)) loop_.drive_or_call(small_work);
+  if (work || (parts_.transport && !is_in_burst)) loop_.drive_or_call(small_work || !work);
   return pending;
 }
 

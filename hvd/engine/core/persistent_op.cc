@@ -28,7 +28,7 @@ SmallCall call_of(const Submission& submission) {
   return call;
 }
 
-bool is_small_unowned(const Submission& submission) {
+bool is_small_unowned(const Submission& submission, int domains) {
   const auto& tensors = submission.tensors;
   if (submission.kind != OpKind::Allreduce || submission.device != Device() ||
       submission.internal || tensors.empty() || tensors.size() > limit(Limit::GroupTensors) ||
@@ -36,14 +36,12 @@ bool is_small_unowned(const Submission& submission) {
     return false;
   std::int64_t bytes = 0;
   for (const auto& tensor : tensors) {
-    // laid out to be reduced where it is, without a copy
-    if (tensor.padded && tensor.input == tensor.output) return false;
     if (!tensor.present || tensor.input == nullptr || tensor.output == nullptr ||
         tensor.dtype != tensors.front().dtype)
       return false;
     bytes += element_count(tensor.shape) * static_cast<std::int64_t>(element_bytes(tensor.dtype));
   }
-  return bytes <= static_cast<std::int64_t>(limit(Limit::SlotBytes));
+  return routes::is_at_slot(static_cast<std::size_t>(bytes), static_cast<std::size_t>(domains));
 }
 
 bool PersistentOp::fits(const SmallCall& call) const {

@@ -131,7 +131,9 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
     op->unnamed = call.name.empty() ? queue_.next_place(call.process_set, call.kind) : std::nullopt;
     board_.rounds().prepare_arrival(op->unit.id);
     bool arrived = false;
-    if ((known || op->fits(call)) && is_ready(*op) &&
+    const bool is_too_large =
+        gathers && op->is_direct() && op->input_bytes > limit(Limit::DirectBurstBytes);
+    if (!is_too_large && (known || op->fits(call)) && is_ready(*op) &&
         (!op->is_pulled() || work_.pulled().begin(*op))) {
       begin(*op, call);
       arrived = arrive(*op, gathers);

@@ -110,11 +110,11 @@ bool PersistentOpFactory::lay_out(PersistentOp& op, const Entry& entry) const {
     most = std::max(most, op.input_bytes);
   }
   op.block_bytes = std::max<std::size_t>(most, 1);
-  const bool is_small = routes::is_at_slot(most);
+  const auto domains = static_cast<std::size_t>(parts_.topology.domains);
+  const bool is_small = routes::is_at_slot(most, op.is_direct() ? domains : 1);
   if (!is_small && !may_be_pulled(op)) return false;
   if (!is_small) op.route = Route::EachItsPart;
   if (op.is_pulled()) op.sources.reserve(ranks);
-  const auto domains = static_cast<std::size_t>(parts_.topology.domains);
   if (op.is_direct() &&
       !routes::is_direct(kind, op.leaders->contribution_bytes(op.traits, op.count), domains))
     return false;

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "hvd/engine/engine.h"
+#include "hvd/routes.h"
 #include "tests/support/engine_probe.h"
 #include "tests/support/thread_world.h"
 
@@ -164,6 +165,44 @@ TEST_CASE("a burst travels together: stats() says so on every rank") {
       CHECK(after.tensors_fused - before.tensors_fused > kParts * kRounds / 2);
       CHECK(after.batches_run - before.batches_run < kParts * kRounds / 2);
     });
+  }
+}
+
+TEST_CASE(
+    "one that is small takes the short way, in place and padded too, of whatever size it has") {
+  constexpr std::uint64_t kRounds = 10;
+  for (const int domains : {1, 2, 3}) {
+    const Route way = domains == 1 ? Route::AtSlot : Route::Direct;
+    // what a leader sends to all others together is limited: here the inputs of all ranks
+    const auto most = domains == 1
+                          ? limit(Limit::SlotBytes)
+                          : limit(Limit::DirectBytes) / static_cast<std::size_t>(3 * (domains - 1));
+    for (const std::size_t bytes : {std::size_t{8}, most / 2 / 4 * 4, most / 4 * 4, most + 64}) {
+      CAPTURE(domains);
+      CAPTURE(bytes);
+      ThreadWorld world({.size = 3, .domains = domains, .config = {}});
+      std::barrier all(3);
+      world.run([&](int rank, Engine& engine) {
+        const auto run = [&](int round) {
+          std::vector<float> values(bytes / sizeof(float));
+          for (std::size_t i = 0; i < values.size(); ++i) values[i] = Part::value(rank, round, i);
+          Submission submission = allreduce_of(values, "padded", DataType::Float32, ReduceOp::Max);
+          submission.tensors.front().padded = true;
+          engine.wait(*engine.submit(std::move(submission)));
+          std::size_t wrong = 0;
+          for (std::size_t i = 0; i < values.size(); ++i)
+            wrong += values[i] == Part::value(0, round, i) ? 0 : 1;
+          CHECK(wrong == 0);
+          all.arrive_and_wait();
+        };
+        for (int round = 0; round < 3; ++round) run(round);
+        const auto before = EngineProbe::taken(engine, {way});
+        all.arrive_and_wait();
+        for (std::uint64_t round = 0; round < kRounds; ++round) run(static_cast<int>(round));
+        all.arrive_and_wait();
+        CHECK(EngineProbe::taken(engine, {way}) - before == (bytes <= most ? kRounds : 0));
+      });
+    }
   }
 }
 
