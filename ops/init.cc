@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <mutex>
 #include <utility>
@@ -28,6 +29,15 @@ namespace {
 bool ended_in_order = false;
 /// The last `init()` has failed, and all ranks live and know it.
 bool was_refused = false;
+/// For ranks that are still to hear that the world has failed, and then end with status 0 too.
+constexpr std::chrono::seconds kPatienceAfterFailure{30};
+
+/// The ranks that have met, null before. Lives as long as the process: a communicator must not be
+/// freed when nobody else does.
+std::shared_ptr<Bootstrap>& met_ranks() {
+  static auto* const bootstrap = new std::shared_ptr<Bootstrap>;
+  return *bootstrap;
+}
 
 bool may_end_here(const void* process) {
   if (is_forked_from_rank() || *static_cast<const pid_t*>(process) != ::getpid()) return false;
@@ -39,9 +49,10 @@ bool may_end_here(const void* process) {
 /// A process that returns from main() without shutdown() does here what shutdown() does, and so
 /// waits until the others end too: rank 0 may have a checkpoint to write. One that ends with
 /// another status than 0 waits for nobody, as one that ends by an exception does not come here. MPI
-/// is finalized only where all have ended in order: it waits for all, and a rank that failed must
-/// not look as if it had not. A program that can do without a world has not failed: MPI, which
-/// `init()` has started, must not say that it has.
+/// is finalized only where all have ended in order, or come here with status 0 in time: it waits
+/// for all, and a rank that failed must not look as if it had not. A program that can do without a
+/// world, or has caught the error by which it failed, has not failed: MPI, which `init()` has
+/// started, must not say that it has.
 void at_exit(int status, void* process) {
   if (!may_end_here(process)) return;
   // first: who waits for this process in one of them comes to no end of the global one
@@ -52,7 +63,11 @@ void at_exit(int status, void* process) {
   } else {
     desert_world(status & 0xff);
   }
-  if (ended_in_order || (well && was_refused)) finalize_mpi();
+  if (ended_in_order || (well && was_refused)) {
+    finalize_mpi();
+  } else if (const auto& ranks = met_ranks(); well && ranks && ranks->mpi() != nullptr) {
+    ranks->mpi()->finalize_if_all_end(kPatienceAfterFailure);
+  }
 }
 
 /// After the first `init()` that has made a world, and after the first that has not: what the
@@ -67,19 +82,18 @@ void watch_exit(bool has_world) {
 /// rank: then those that meet in a store meet anew, as the environment says now, with who has come
 /// in its place or with fewer. All that are left find out together.
 std::shared_ptr<Bootstrap> find_ranks(const Config& config) {
-  // Lives as long as the process: a communicator must not be freed when nobody else does.
-  static auto* const bootstrap = new std::shared_ptr<Bootstrap>;
-  if (*bootstrap && (*bootstrap)->is_in_store() && !ended_in_order && !was_refused) {
+  std::shared_ptr<Bootstrap>& bootstrap = met_ranks();
+  if (bootstrap && bootstrap->is_in_store() && !ended_in_order && !was_refused) {
     try {
-      (*bootstrap)->begin();
-      (*bootstrap)->agree();
+      bootstrap->begin();
+      bootstrap->agree();
     } catch (const Error& error) {
       log(LogLevel::Info, "the ranks meet anew: {}", error.what());
-      bootstrap->reset();
+      bootstrap.reset();
     }
   }
-  if (!*bootstrap) *bootstrap = std::make_shared<Bootstrap>(config.start_timeout);
-  return *bootstrap;
+  if (!bootstrap) bootstrap = std::make_shared<Bootstrap>(config.start_timeout);
+  return bootstrap;
 }
 
 }  // namespace

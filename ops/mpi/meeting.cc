@@ -21,7 +21,8 @@ using Clock = std::chrono::steady_clock;
 
 bool we_started_mpi = false;
 constexpr int kTagOfLosses = 0;
-constexpr int kTagOfGifts = 1;
+constexpr int kTagOfEnds = 1;
+constexpr int kTagOfGifts = 2;
 constexpr auto kLookInterval = 100ms;
 constexpr auto kGrace = 1s;
 
@@ -242,7 +243,7 @@ void MpiMeeting::send_to_others(const std::vector<int>& ranks, const Bytes& mine
 Bytes MpiMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
                                   const std::function<bool()>& give_up) {
   if (ranks.size() < 2) return mine;
-  const int mpi_tag = kTagOfGifts + tag % (comm_.largest_tag() - 1);
+  const int mpi_tag = kTagOfGifts + tag % (comm_.largest_tag() - kTagOfGifts);
   if (rank() == ranks.front()) {
     send_to_others(ranks, mine, mpi_tag, give_up);
     return mine;
@@ -264,6 +265,48 @@ Bytes MpiMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mi
   comm_.check(mpi().mrecv(received.data(), bytes, mpi().byte_type, &message, MPI_STATUS_IGNORE),
               "MPI_Mrecv");
   return received;
+}
+
+int MpiMeeting::take_ends(int source) const {
+  int taken = 0;
+  for (;; ++taken) {
+    int there = 0;
+    MPI_Status status;
+    comm_.check(mpi().iprobe(source, kTagOfEnds, comm_.get(), &there, &status), "MPI_Iprobe");
+    if (there == 0) return taken;
+    comm_.check(mpi().recv(nullptr, 0, mpi().byte_type, status.MPI_SOURCE, kTagOfEnds, comm_.get(),
+                           MPI_STATUS_IGNORE),
+                "MPI_Recv");
+  }
+}
+
+void MpiMeeting::tell_end(int other) const {
+  MPI_Request request{};
+  comm_.check(mpi().isend(nullptr, 0, mpi().byte_type, other, kTagOfEnds, comm_.get(), &request),
+              "MPI_Isend");
+  mpi().request_free(&request);
+}
+
+bool MpiMeeting::await_ends(std::chrono::milliseconds patience) const {
+  const auto give_up = Clock::now() + patience;
+  const bool is_first = rank() == 0;
+  int awaited = is_first ? size() - 1 : 1;
+  if (!is_first) tell_end(0);
+  while ((awaited -= take_ends(is_first ? MPI_ANY_SOURCE : 0)) > 0) {
+    if (Clock::now() > give_up || peers_.find_dead()) return false;
+    std::this_thread::sleep_for(1ms);
+  }
+  for (int other = 1; is_first && other < size(); ++other) tell_end(other);
+  return true;
+}
+
+void MpiMeeting::finalize_if_all_end(std::chrono::milliseconds patience) const noexcept {
+  if (!we_started_mpi || is_mpi_finalized() || !threads_supported() || !broken_.empty()) return;
+  try {
+    if (await_ends(patience)) finalize_mpi();
+  } catch (const Error&) {
+    // MPI ends as where a rank has died
+  }
 }
 
 void finalize_mpi() {

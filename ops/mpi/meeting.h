@@ -5,6 +5,7 @@
 /// no more use to hvd. It fails with BackendError otherwise.
 // Tested in tests/ops/bootstrap_mpi_test.cc, tests/system/scripts/process_starts.sh
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -36,6 +37,12 @@ class MpiMeeting final : public Meeting {
   /// first time only.
   void before_finalize(std::function<void()> work) const;
 
+  /// For the end of a process with status 0 whose world has failed: finalizes MPI, if this library
+  /// started it, where all ranks come here within `patience`. Without MPI_Finalize a launcher of
+  /// MPI takes the end of a rank for a failure, and kills those that are still to hear of theirs.
+  /// Gives up where a rank of this host has died.
+  void finalize_if_all_end(std::chrono::milliseconds patience) const noexcept;
+
   int rank() const override { return comm_.rank(); }
   int size() const override { return comm_.size(); }
   void begin() override;
@@ -52,6 +59,12 @@ class MpiMeeting final : public Meeting {
   void finish(MPI_Request& request, std::string_view call);
   [[nodiscard]] std::string find_loss();
   void tell_loss();
+  /// Returns how many ranks, of those that `source` stands for, have said that they end since the
+  /// last call.
+  [[nodiscard]] int take_ends(int source) const;
+  void tell_end(int other) const;
+  /// Returns whether all ranks have come here: rank 0 hears it from all, and tells them.
+  [[nodiscard]] bool await_ends(std::chrono::milliseconds patience) const;
   void send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag,
                       const std::function<bool()>& give_up);
 

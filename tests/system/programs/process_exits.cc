@@ -14,6 +14,9 @@
 //                                                others go on, and are told so
 //   process_exits refused AGAIN                  init() is refused, as the ranks' knobs differ;
 //                                                with AGAIN=1 a second one is not
+//   process_exits caught HOW                     the world fails: by a deadline of rank 0 (deadline),
+//                                                or as rank 0 calls abort() (abort); the others
+//                                                hear of it when rank 0 has returned from main()
 //   process_exits followed HOW                   a function follows an allreduce of each rank,
 //                                                which returns from main() meanwhile (return), or
 //                                                whose last rank calls exit(HOW) in that function
@@ -61,6 +64,19 @@ void go_on_without_last(bool is_last, int status) {
     sum(1000, "without it");
   } catch (const hvd::Shutdown& error) {
     say(hvd::formatted("rank {} goes on: {}", hvd::rank(), error.what()));
+  }
+}
+
+/// All catch the error, and return from main().
+void catch_failure(const std::string& how) {
+  if (hvd::rank() != 0) std::this_thread::sleep_for(3s);
+  std::vector<float> values(100, 1.0F);
+  const hvd::Buffer buffer{values.data(), hvd::DataType::Float32, {100}, {}};
+  try {
+    if (how == "abort" && hvd::rank() == 0) hvd::abort("had enough");
+    hvd::allreduce(buffer, buffer, {.name = "late", .deadline = 500ms});
+  } catch (const hvd::Error& error) {
+    say(hvd::formatted("rank {} has caught {}", hvd::rank(), hvd::test::type_of(error)));
   }
 }
 
@@ -144,6 +160,8 @@ int run(const std::vector<std::string>& arguments) {
     if (hvd::rank() == 0) throw std::runtime_error("rank 0 has had enough");
   } else if (what == "leaves") {
     go_on_without_last(is_last, std::stoi(arguments.at(1)));
+  } else if (what == "caught") {
+    catch_failure(arguments.at(1));
   } else if (what == "followed") {
     end_while_followed(is_last, arguments.at(1));
   } else if (what == "blocked") {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Ranks that end without shutdown(): the job ends in order where all return from main(), however late rank 0 is with its checkpoint; where one
 # ends otherwise, or in a signal handler that has interrupted the library, the others learn of it, and nothing hangs. Those that init() has
-# refused end in order too. No thread of the library takes a signal.
+# refused end in order too, and those that have caught the error by which their world has failed. No thread of the library takes a signal.
 # Usage: process_exits.sh BUILD_FOLDER
 # timeout: 600
 set -uo pipefail
@@ -33,6 +33,12 @@ for shared in auto off; do
         "^rank . goes on: .*rank $((ranks - 1)) has ended, or called" "$program" leaves "$status"
     done
     start job "a rank ends by an exception when others have returned" "$ranks" failure some "rank 0 has had enough" "$program" return_then_fail
+  done
+  for ranks in 2 4; do
+    start job "all catch a StallTimeout, one after the other, and return" "$ranks" 0 "$ranks" "^rank . has caught StallTimeout" \
+      "$program" caught deadline
+    start job "all catch an abort(), one after the other, and return" "$ranks" 0 "$ranks" "^rank . has caught RankFailed" \
+      "$program" caught abort
   done
   start job "a signal that the program has blocked" 2 0 2 "^rank . has its signal" env HVD_TIMELINE="$cases_folder/$shared" "$program" blocked
   for ranks in 2 4; do
