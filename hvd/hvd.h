@@ -414,6 +414,11 @@ Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options = {});
 /// Ranks that have called `shutdown()` are not waited for. Throws what has ended the world. One
 /// thread of a rank at a time.
 std::vector<int> barrier_until(std::chrono::nanoseconds time);
+/// Does the same, until that point in time at most.
+template <class Clock, class Duration>
+std::vector<int> barrier_until(const std::chrono::time_point<Clock, Duration>& time) {
+  return barrier_until(std::chrono::ceil<std::chrono::nanoseconds>(time - Clock::now()));
+}
 
 /// Returns memory that all ranks of this host can work on in place (zeroed when new, 64-byte
 /// aligned at least): a tensor in it needs no copies. Null where ranks do not share memory, where

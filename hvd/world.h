@@ -84,6 +84,8 @@ namespace detail {
     }                                                          \
   };
 HVD_OPERATIONS(HVD_CALL_BY_NAME)
+HVD_CALL_BY_NAME(broadcast_object, Object)
+HVD_CALL_BY_NAME(allgather_object, Object)
 #undef HVD_CALL_BY_NAME
 }  // namespace detail
 /// @endcond
@@ -213,6 +215,12 @@ class World {
   /// Does what `hvd::barrier_until` does: waits for all ranks of the world, for `time` at most, and
   /// returns those that have not come.
   [[nodiscard]] std::vector<int> barrier_until(std::chrono::nanoseconds time) const;
+  /// Does the same, until that point in time at most.
+  template <class Clock, class Duration>
+  [[nodiscard]] std::vector<int> barrier_until(
+      const std::chrono::time_point<Clock, Duration>& time) const {
+    return barrier_until(std::chrono::ceil<std::chrono::nanoseconds>(time - Clock::now()));
+  }
   /// @{
   /// Does what `hvd::join` does, over all ranks of the world, or a set of it.
   int join() const;
@@ -261,6 +269,19 @@ class World {
   HVD_OPERATIONS(HVD_OPERATION_OF_WORLD)
 #undef HVD_OPERATION_OF_WORLD
   /// @endcond
+
+  /// @{
+  /// Do what the functions of <hvd/torch.h> that are called so do, over the ranks of the world, or
+  /// of a set of it.
+  template <class Object, class Set = ProcessSet>
+  Object broadcast_object(const Object& object, int root_rank, const Set& set = {}) const {
+    return run([&] { return detail::Call_broadcast_object()(object, root_rank, set); });
+  }
+  template <class Object, class Set = ProcessSet>
+  std::vector<Object> allgather_object(const Object& object, const Set& set = {}) const {
+    return run([&] { return detail::Call_allgather_object()(object, set); });
+  }
+  /// @}
 
   /// Compares whether both stand for one world.
   bool operator==(const World& other) const { return life_ == other.life_; }

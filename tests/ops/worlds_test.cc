@@ -153,6 +153,7 @@ void use(const World& world, int salt = 0) {
   sending.wait();
   CHECK(received == values_of((rank + size - 1) % size, 500, salt));
   CHECK(world.barrier_until(20s).empty());
+  CHECK(world.barrier_until(std::chrono::steady_clock::now() + 20s).empty());
   world.barrier();
 }
 

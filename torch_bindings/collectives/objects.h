@@ -9,11 +9,13 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <sstream>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "hvd/hvd.h"
@@ -50,6 +52,13 @@ template <class T>
 struct IsOptional : std::false_type {};
 template <class T>
 struct IsOptional<std::optional<T>> : std::true_type {};
+template <class T>
+inline constexpr bool kIsVariant = false;
+template <class... Alternatives>
+inline constexpr bool kIsVariant<std::variant<Alternatives...>> = true;
+/// A view has a pointer to what another process does not have.
+template <class T>
+concept View = std::ranges::view<T> && std::ranges::borrowed_range<T>;
 
 /// The type of a container's element while it is read: a map's has a constant key.
 template <class T>
@@ -64,6 +73,9 @@ struct Readable<std::pair<const K, V>> {
 /// std types travel as their contents, everything else as torch::save writes it.
 template <class T>
 void write_object(std::ostream& out, const T& object) {
+  static_assert(!View<T>,
+                "a view (string_view, span) refers to memory of this process: give a "
+                "string or a vector");
   if constexpr (std::is_same_v<T, std::string>) {
     write_object(out, object.size());
     out.write(object.data(), static_cast<std::streamsize>(object.size()));
@@ -73,6 +85,9 @@ void write_object(std::ostream& out, const T& object) {
   } else if constexpr (IsOptional<T>::value) {
     write_object(out, object.has_value());
     if (object) write_object(out, *object);
+  } else if constexpr (kIsVariant<T>) {
+    write_object(out, object.index());
+    std::visit([&out](const auto& held) { write_object(out, held); }, object);
   } else if constexpr (std::is_trivially_copyable_v<T> && !std::is_pointer_v<T>) {
     out.write(reinterpret_cast<const char*>(&object), sizeof object);
   } else if constexpr (TupleLike<T>) {
@@ -98,6 +113,16 @@ std::string written(const T& object, std::string& failure) {
 }
 
 template <class T>
+void read_object(std::istream& in, T& object);
+
+template <class Variant, std::size_t... kIndices>
+void read_alternative(std::istream& in, Variant& object, std::size_t index,
+                      std::index_sequence<kIndices...> /*all*/) {
+  (void)((index == kIndices && (read_object(in, object.template emplace<kIndices>()), true)) ||
+         ...);
+}
+
+template <class T>
 void read_object(std::istream& in, T& object) {
   if constexpr (std::is_same_v<T, std::string>) {
     std::size_t size = 0;
@@ -118,6 +143,10 @@ void read_object(std::istream& in, T& object) {
     read_object(in, has);
     object.reset();
     if (has) read_object(in, object.emplace());
+  } else if constexpr (kIsVariant<T>) {
+    std::size_t index = 0;
+    read_object(in, index);
+    read_alternative(in, object, index, std::make_index_sequence<std::variant_size_v<T>>());
   } else if constexpr (std::is_trivially_copyable_v<T> && !std::is_pointer_v<T>) {
     in.read(reinterpret_cast<char*>(&object), sizeof object);
   } else if constexpr (TupleLike<T>) {
@@ -176,8 +205,8 @@ T receiver_apart(const T& object) {
 
 /// Returns the root's object, on every rank. `T`: what torch::save and torch::load can carry (a
 /// module, held or by std::shared_ptr, is filled in place), trivially copyable types, and
-/// std::string, containers, pair, tuple, array and optional of these. Throws InvalidArgument on all
-/// ranks if the root cannot write its object, with the reason.
+/// std::string, containers, pair, tuple, array, optional and variant of these. Throws
+/// InvalidArgument on all ranks if the root cannot write its object, with the reason.
 template <class T>
 T broadcast_object(const T& object, int root_rank, const ProcessSet& process_set = {}) {
   std::string text, failure;

@@ -55,6 +55,11 @@ TEST_CASE(
     CHECK(same(world.grouped_allreduce({mine, 2 * mine}, {.op = ReduceOp::Sum})[1], 2 * sum));
     CHECK(torch::allclose(world.grouped_allreduce({mine, 2 * mine})[0], sum / size));
     CHECK(same(world.broadcast(mine, {.root_rank = 0}), torch::full({3}, 1, kFloat)));
+    CHECK(world.broadcast_object(rank * 10, size - 1) == (size - 1) * 10);
+    const auto names = world.allgather_object(std::to_string(rank));
+    REQUIRE(names.size() == static_cast<std::size_t>(size));
+    CHECK(names.back() == std::to_string(size - 1));
+    CHECK(world.allgather_object(rank, hvd::global_process_set()).front() == 0);
     CHECK(world.allgather(torch::full({rank + 1}, rank, kFloat)).size(0) == size * (size + 1) / 2);
     const auto exchanged = world.alltoall(torch::full({size}, rank, kFloat));
     CHECK(same(exchanged.output, torch::arange(size, kFloat)));

@@ -294,6 +294,11 @@ TEST_CASE("objects") {
   check_object([](int r) {
     return std::tuple<int, std::string, std::vector<double>>{r, "x", {0.5 * r}};
   });
+  check_object([](int r) {
+    using Variant = std::variant<int, std::string, std::vector<double>>;
+    if (r == 0) return Variant(5);
+    return r == 1 ? Variant("one") : Variant(std::vector<double>{0.5 * r});
+  });
   check_object([](int r) { return std::set<std::string>{std::to_string(r), "x"}; });
   check_object([](int r) {
     return std::unordered_map<std::string, int>{{std::to_string(r), r}, {"x", 2}};
