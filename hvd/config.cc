@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdlib>
@@ -143,8 +144,10 @@ Config Config::from_environment() {
   if (auto v = variable("FUSION_THRESHOLD"))
     config.fusion_threshold_bytes =
         number(*v, 0, std::numeric_limits<std::uint64_t>::max() / 2, "bytes");
+  // the capacity of a mere cache, as it is in Horovod, makes no program fail
   if (auto v = variable("CACHE_CAPACITY"))
-    config.cache_capacity = static_cast<std::uint32_t>(number(*v, 16, 1U << 24, "tensors"));
+    config.cache_capacity = std::max(
+        config.cache_capacity, static_cast<std::uint32_t>(number(*v, 0, 1U << 24, "tensors")));
   if (auto v = variable("CYCLE_TIME")) config.cycle_time = milliseconds(*v, 10'000);
   if (auto v = variable("DISABLE_GROUP_FUSION")) config.disable_group_fusion = choice(*v, kSwitch);
   if (auto v = variable("STALL_CHECK_TIME_SECONDS"))

@@ -37,9 +37,10 @@ struct Config {
   /// starts later and staging memory grows.
   std::uint64_t fusion_threshold_bytes = std::uint64_t{128} << 20;
 
-  /// Tensors known at once, all process sets together (HVD_CACHE_CAPACITY, default 65536, at least
-  /// 16). The least recently used name is forgotten when there are more, and introduced anew when
-  /// it is used again. Raised: 16 bytes per tensor and local rank.
+  /// Tensors known at once, all process sets together (HVD_CACHE_CAPACITY, default 65536; in the
+  /// variable, Horovod's for a mere cache, less counts as that; here at least 16). The least
+  /// recently used name is forgotten when there are more, and introduced anew when it is used
+  /// again. More in flight, or in a group, are refused. Raised: 16 bytes per tensor and local rank.
   std::uint32_t cache_capacity = 65536;
 
   /// Accepted for Horovod's sake, and without effect here: there is no cycle (HVD_CYCLE_TIME,

@@ -75,8 +75,8 @@ TEST_CASE("every knob is read under both names, and refuses what it does not und
   const std::vector<Knob> knobs{
       {"FUSION_THRESHOLD", "7", "x", "bytes, 0 to",
        [](const Config& c) { return c.fusion_threshold_bytes == 7; }},
-      {"CACHE_CAPACITY", "99", "15", "tensors, 16 to",
-       [](const Config& c) { return c.cache_capacity == 99; }},
+      {"CACHE_CAPACITY", "99999", "-1", "tensors, 0 to",
+       [](const Config& c) { return c.cache_capacity == 99999; }},
       {"CYCLE_TIME", "3.5", "1e9", "milliseconds, 0 to 10000",
        [](const Config& c) { return c.cycle_time == 3500us; }},
       {"DISABLE_GROUP_FUSION", "1", "2", "one of 0, 1",
@@ -146,6 +146,11 @@ TEST_CASE("every knob is read under both names, and refuses what it does not und
   for (const char* value : {"nan", "inf", "-1", "1ms", "10000.1"}) {
     const Variable wrong("HVD_CYCLE_TIME", value);
     CHECK(refusal().find(value) != std::string::npos);
+  }
+  for (const char* value : {"0", "1", "1024", "65535"}) {
+    CAPTURE(value);
+    const Variable small("HOROVOD_CACHE_CAPACITY", value);
+    CHECK(Config::from_environment().cache_capacity == Config().cache_capacity);
   }
   const Variable later("HOROVOD_TIMELINE", "DYNAMIC");
   CHECK(Config::from_environment().timeline.empty());
