@@ -132,7 +132,7 @@ void ReplicaComparer::stage(const Piece& piece) {
   at::Tensor on_host =
       at::empty(bytes.sizes(), bytes.options().device(at::kCPU).pinned_memory(true));
   on_host.copy_(bytes, /*non_blocking=*/true);
-  c10::Event copied(bytes.device().type());
+  detail::StreamEvent copied(bytes.device());
   copied.record(c10::impl::VirtualGuardImpl(bytes.device().type()).getStream(bytes.device()));
   staged_.push_back({.piece = piece, .bytes = std::move(on_host), .copied = std::move(copied)});
 }

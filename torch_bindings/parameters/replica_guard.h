@@ -10,7 +10,6 @@
 /// compared, at once. Thread: the reducer's. Holds the parameters.
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Event.h>
 
 #include <cstdint>
 #include <functional>
@@ -21,6 +20,7 @@
 
 #include "hvd/hvd.h"
 #include "hvd/submission.h"
+#include "torch_bindings/platform/stream_event.h"
 
 namespace hvd {
 
@@ -89,7 +89,7 @@ class ReplicaComparer {
   struct Staged {
     Piece piece;
     at::Tensor bytes;
-    c10::Event copied;
+    detail::StreamEvent copied;
   };
   enum class Extent : std::uint8_t { Layout, Slice, All };
 

@@ -1,10 +1,11 @@
 #include "torch_bindings/platform/stream_set.h"
 
-#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <utility>
+
+#include "torch_bindings/platform/stream_event.h"
 
 namespace hvd::detail {
 
@@ -29,7 +30,7 @@ bool StreamSet::join(at::Device device) {
   for (const c10::Stream& stream : noted) {
     if (stream == now) continue;
     others = true;
-    c10::Event event(device.type());
+    StreamEvent event(stream.device());
     event.record(stream);
     event.block(now);
   }

@@ -1,11 +1,11 @@
 #include "torch_bindings/training/prefetch.h"
 
-#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
 #include "hvd/base/text.h"
+#include "torch_bindings/platform/stream_event.h"
 
 namespace hvd::detail {
 
@@ -15,7 +15,7 @@ struct DeviceFeed::Stream {
 };
 
 struct DeviceFeed::Mark {
-  c10::Event event;
+  StreamEvent event;
 };
 
 DeviceFeed::DeviceFeed(at::Device device) {
@@ -45,7 +45,7 @@ std::shared_ptr<DeviceFeed::Mark> DeviceFeed::send(const std::vector<at::Tensor*
     *tensor = (pinned ? tensor->pin_memory() : *tensor)
                   .to(stream_->own.device(), /*non_blocking=*/pinned);
   }
-  const auto mark = std::make_shared<Mark>(Mark{c10::Event(stream_->own.device_type())});
+  const auto mark = std::make_shared<Mark>(Mark{StreamEvent(stream_->own.device())});
   mark->event.record(stream_->own);
   return mark;
 }
