@@ -56,6 +56,14 @@ void use_two_devices() {
              cudaStreamWaitEvent(second, event, 0) == cudaSuccess,
          "a stream to wait for another device's event");
   require(cudaSetDevice(0), "cudaSetDevice");
+  const DeviceMemory memory(64);
+  const std::vector<hvd::gpu::CopyItem> items{{memory.data(), memory.data() + 32, 32}};
+  const hvd::gpu::CopyJob job{
+      .items = items, .from = hvd::DataType::UInt8, .to = hvd::DataType::UInt8};
+  const auto launched = static_cast<cudaError_t>(
+      hvd::gpu::launch_batched_copy(job, reinterpret_cast<hvd::gpu::CudaStream*>(second)));
+  expect(launched == cudaErrorInvalidResourceHandle,
+         "a kernel on a stream of a device that is not current to be refused");
   std::thread([] {
     int device = -1;
     require(cudaGetDevice(&device), "cudaGetDevice");

@@ -24,5 +24,7 @@ HVD_EXPORTED cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, c
   CUstream_st* const stream = known(config->stream);
   if (stream == nullptr || stream->device != current_device())
     return done(cudaErrorInvalidResourceHandle);
-  return enqueue(*stream, prepare_kernel(stub, arguments, config->gridDim.x));
+  Work work = prepare_kernel(stub, arguments, config->gridDim.x);
+  check_access(*stream, work.use);
+  return enqueue(*stream, std::move(work));
 }

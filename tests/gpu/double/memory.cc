@@ -129,11 +129,7 @@ HVD_EXPORTED cudaError_t cudaFree(void* memory) {
     if (piece_at(memory, &begin) == nullptr || begin != number_of(memory))
       return done(cudaErrorInvalidValue);
   }
-  int before = 0;
-  cudaGetDevice(&before);
-  cudaSetDevice(device_of(memory));
-  cudaDeviceSynchronize();  // as CUDA does
-  cudaSetDevice(before);
+  wait_for_device(device_of(memory));  // as CUDA does
   const Lock lock;
   give(memory, "cudaFree on rank " + std::to_string(process()));
   look_for_errors();
@@ -253,6 +249,7 @@ HVD_EXPORTED cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t fu
 // ---- other processes
 HVD_EXPORTED cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* memory) {
   const Lock lock;
+  if (const cudaError_t error = enter(); error != cudaSuccess) return error;
   if (piece_at(memory) == nullptr) return done(cudaErrorInvalidValue);
   *handle = {};
   std::uintptr_t begin = 0;
@@ -279,6 +276,7 @@ HVD_EXPORTED cudaError_t cudaIpcOpenMemHandle(void** memory, cudaIpcMemHandle_t 
 HVD_EXPORTED cudaError_t cudaIpcCloseMemHandle(void* memory) {
   {
     const Lock lock;
+    if (const cudaError_t error = enter(); error != cudaSuccess) return error;
     World::Piece* const piece = piece_at(memory);
     if (piece == nullptr || piece->opened == 0) return done(cudaErrorInvalidValue);
   }

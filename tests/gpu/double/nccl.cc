@@ -134,6 +134,7 @@ ncclResult_t put(ncclComm* comm, cudaStream_t handle, const UseOfMemory& use,
                  std::function<bool(Clock&)> run, bool is_message) {
   CUstream_st* const stream = known(handle);
   if (stream == nullptr || stream->device != comm->device) return ncclInvalidUsage;
+  check_access(*stream, use);
   UseOfMemory named = use;
   named.name += " of rank " + std::to_string(comm->rank) + " on " + stream->name;
   comm->issued.push_back({stream, {.use = std::move(named), .run = std::move(run)}, is_message});
@@ -300,6 +301,7 @@ HVD_EXPORTED ncclResult_t ncclCommAbort(ncclComm_t comm) {
   {
     const Lock lock;
     if (!may(comm, "ncclCommAbort", true)) return ncclInvalidArgument;
+    enter();  // NCCL makes the device current again that was
     comm->aborting = true;
   }
   std::this_thread::yield();
@@ -341,6 +343,7 @@ HVD_EXPORTED ncclResult_t ncclMemAlloc(void** memory, std::size_t bytes) {
 HVD_EXPORTED ncclResult_t ncclMemFree(void* memory) {
   const Speaker speaker(__builtin_return_address(0));
   const Lock lock;
+  enter();
   for (const ncclComm* comm : comms())
     if (comm->places.contains(static_cast<std::byte*>(memory)))
       complain("ncclMemFree of registered memory");

@@ -2,8 +2,6 @@
 #include "tests/gpu/double/streams.h"
 
 #include <cuda.h>
-#include <dlfcn.h>
-#include <link.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,10 +10,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
 #include <thread>
 
-#include "tests/support/gpu/omissions.h"
+#include "tests/gpu/double/sites.h"
 #include "tests/support/random.h"
 
 namespace hvd::gpu::test::cuda {
@@ -27,7 +26,8 @@ struct Thread {
   int device = std::getenv("HVD_TEST_GPU_CURRENT") == nullptr
                    ? 0
                    : std::atoi(std::getenv("HVD_TEST_GPU_CURRENT"));
-  std::vector<int> pushed;  ///< what was current before
+  std::vector<int> pushed;       ///< what was current before
+  std::optional<int> pretended;  ///< to whoever asks whether a push that is left out was made
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
 };
 Thread& thread() {
@@ -41,7 +41,9 @@ struct Process {
   std::map<CUstream_st*, std::unique_ptr<CUstream_st>> known;
   std::array<std::unique_ptr<CUstream_st>, kMostDevices> defaults;
   std::set<CUevent_st*> events;
+  std::vector<std::unique_ptr<CUstream_st>> leaving;  ///< destroyed, with work on them
   std::set<int> contexts;
+  std::set<std::pair<int, int>> peers;  ///< devices whose kernels reach another's memory
   std::vector<std::weak_ptr<Graph>> captures;
   unsigned long long graphs = 0, operations = 0;
   std::uint64_t pumped = 0;
@@ -91,12 +93,26 @@ std::shared_ptr<CUevent_st::Shared> make_shared_event(bool interprocess) {
           }};
 }
 
+CUstream_st* default_stream(int device) {
+  auto& own = self().defaults.at(static_cast<std::size_t>(device));
+  if (own == nullptr) own = make_stream(device);
+  return own.get();
+}
+
 /// The captures that have not ended.
 std::vector<std::shared_ptr<Graph>> captures() {
   std::vector<std::shared_ptr<Graph>> found;
   std::erase_if(self().captures, [](const auto& graph) { return graph.expired(); });
   for (const auto& graph : self().captures) found.push_back(graph.lock());
   return found;
+}
+
+/// HVD_TEST_GPU_UNTOUCHED is a device that nobody is to make one on.
+void make_context(int device) {
+  if (!self().contexts.insert(device).second) return;
+  static const char* const untouched = std::getenv("HVD_TEST_GPU_UNTOUCHED");
+  if (untouched != nullptr && std::atoi(untouched) == device)
+    complain("a context on GPU " + std::to_string(device) + ", for a call at" + callers());
 }
 
 void end_capture(const std::shared_ptr<Graph>& graph) {
@@ -107,42 +123,6 @@ void end_capture(const std::shared_ptr<Graph>& graph) {
   };
   for (auto& [unused, stream] : self().known) leave(stream.get());
   for (auto& stream : self().defaults) leave(stream.get());
-}
-
-/// What HVD_TEST_GPU_OMIT ("wait:17", "record:3", "device:2", "capture:1") leaves out of the
-/// program's calls, on each rank. At the end the counts are said on the standard error, if
-/// HVD_TEST_GPU_COUNT is set.
-struct Counted {
-  Omissions calls;
-  Counted() {
-    const char* const text = std::getenv("HVD_TEST_GPU_OMIT");
-    const std::string asked = text == nullptr ? "" : text;
-    constexpr std::array kNames{"wait", "record", "device", "capture"};
-    for (std::size_t kind = 0; kind < kNames.size(); ++kind)
-      if (asked.starts_with(std::string(kNames[kind]) + ":"))
-        calls.leave_out({static_cast<Omissions::Kind>(kind), 0,
-                         std::atoi(asked.c_str() + asked.find(':') + 1)});
-    if (std::getenv("HVD_TEST_GPU_COUNT") != nullptr) std::atexit(say);
-  }
-  static void say();
-};
-Counted& counted() {
-  static auto* const own = new Counted;
-  return *own;
-}
-void Counted::say() {
-  for (const Omissions::Kind kind : Omissions::kinds())
-    std::fprintf(stderr, "virtual GPU: %d calls of %s\n", counted().calls.count(kind, 0),
-                 name_of(kind));
-}
-bool is_left_out(Omissions::Kind kind, const void* caller) {
-  if (!is_programs(caller) || !counted().calls.happens(kind, 0, name_of(kind))) return false;
-  Dl_info place{};
-  dladdr(caller, &place);
-  std::fprintf(stderr, "virtual GPU: left out %s, called at +0x%zx (%s)\n", name_of(kind),
-               static_cast<std::size_t>(number_of(caller) - number_of(place.dli_fbase)),
-               place.dli_sname == nullptr ? "" : place.dli_sname);
-  return true;
 }
 
 void wait_for(const std::shared_ptr<CUevent_st::Shared>& event, std::uint64_t turn) {
@@ -177,13 +157,13 @@ cudaError_t make_event(cudaEvent_t* event, unsigned flags) {
   return cudaSuccess;
 }
 
-cudaError_t record_event(cudaEvent_t event, cudaStream_t handle, const void* caller) {
+cudaError_t record_event(cudaEvent_t event, cudaStream_t handle) {
   const Lock lock;
   if (const cudaError_t error = enter(); error != cudaSuccess) return error;
   CUstream_st* const stream = known(handle);
   if (stream == nullptr || !is_known(event) || stream->device != event->device)
     return done(cudaErrorInvalidResourceHandle);
-  if (is_left_out(Omissions::Kind::Record, caller)) return cudaSuccess;
+  if (is_left_out("record")) return cudaSuccess;
   event->recorded = true;
   event->captured = stream->captures;
   if (!stream->captures) record(event->shared, *stream);
@@ -191,12 +171,12 @@ cudaError_t record_event(cudaEvent_t event, cudaStream_t handle, const void* cal
   return cudaSuccess;
 }
 
-cudaError_t wait_for_event(cudaStream_t handle, cudaEvent_t event, const void* caller) {
+cudaError_t wait_for_event(cudaStream_t handle, cudaEvent_t event) {
   const Lock lock;
   if (const cudaError_t error = enter(); error != cudaSuccess) return error;
   CUstream_st* const stream = known(handle);
   if (stream == nullptr || !is_known(event)) return done(cudaErrorInvalidResourceHandle);
-  if (is_left_out(Omissions::Kind::Wait, caller)) return cudaSuccess;
+  if (is_left_out("wait")) return cudaSuccess;
   // becomes a part of the capture
   if (event->captured && !stream->captures) stream->captures = event->captured;
   if (stream->captures) {
@@ -219,6 +199,7 @@ cudaError_t wait_for_event(cudaStream_t handle, cudaEvent_t event, const void* c
 cudaError_t capture_info(cudaStream_t handle, cudaStreamCaptureStatus* status,
                          unsigned long long* id) {
   const Lock lock;
+  if (const cudaError_t error = enter(); error != cudaSuccess) return error;
   CUstream_st* const stream = known(handle);
   if (stream == nullptr) return done(cudaErrorInvalidResourceHandle);
   *status = !stream->captures          ? cudaStreamCaptureStatusNone
@@ -229,26 +210,6 @@ cudaError_t capture_info(cudaStream_t handle, cudaStreamCaptureStatus* status,
 }
 
 }  // namespace
-
-bool is_programs(const void* caller) {
-  static const auto range = [] {
-    std::pair<std::uintptr_t, std::uintptr_t> found{~std::uintptr_t{0}, 0};
-    dl_iterate_phdr(
-        [](dl_phdr_info* info, std::size_t, void* to) {
-          auto& [begin, end] = *static_cast<std::pair<std::uintptr_t, std::uintptr_t>*>(to);
-          for (int i = 0; i < info->dlpi_phnum; ++i) {
-            if (info->dlpi_phdr[i].p_type != PT_LOAD) continue;
-            begin = std::min<std::uintptr_t>(begin, info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
-            end = std::max<std::uintptr_t>(
-                end, info->dlpi_addr + info->dlpi_phdr[i].p_vaddr + info->dlpi_phdr[i].p_memsz);
-          }
-          return 1;  // the program comes first
-        },
-        &found);
-    return found;
-  }();
-  return number_of(caller) >= range.first && number_of(caller) < range.second;
-}
 
 namespace {
 std::size_t& depth() {
@@ -277,7 +238,7 @@ int current_device() { return thread().device; }
 
 cudaError_t enter(Capture kind) {
   if (device_count() == 0) return done(cudaErrorNoDevice);
-  self().contexts.insert(thread().device);
+  make_context(thread().device);
   if (kind == Capture::Allowed || thread().mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
   cudaError_t error = cudaSuccess;
   for (const auto& graph : captures()) {
@@ -293,13 +254,19 @@ cudaError_t enter(Capture kind) {
 }
 
 CUstream_st* known(cudaStream_t stream) {
-  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) {
-    auto& own = self().defaults.at(static_cast<std::size_t>(current_device()));
-    if (own == nullptr) own = make_stream(current_device());
-    return own.get();
-  }
+  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread)
+    return default_stream(current_device());
   const auto found = self().known.find(stream);
   return found == self().known.end() ? nullptr : found->second.get();
+}
+
+void check_access(const CUstream_st& stream, const UseOfMemory& use) {
+  for (const auto* const ranges : {&use.reads, &use.writes})
+    for (const MemoryRange& range : *ranges)
+      if (is_device_memory(range.begin) && device_of(range.begin) != stream.device &&
+          !self().peers.contains({stream.device, device_of(range.begin)}))
+        complain(use.name + " on " + stream.name + " uses memory of GPU " +
+                 std::to_string(device_of(range.begin)) + ", to which it has no access");
 }
 
 bool is_known(cudaEvent_t event) { return self().events.contains(event); }
@@ -328,6 +295,21 @@ void wait(CUstream_st& stream) {
     record(event, stream);
   }
   wait_for(event, 1);
+}
+
+void wait_for_device(int device) {
+  std::vector<CUstream_st*> streams;
+  {
+    const Lock lock;
+    std::erase_if(self().leaving,
+                  [](const auto& stream) { return self().streams.is_idle(stream->queue); });
+    for (auto& stream : self().leaving)
+      if (stream->device == device) streams.push_back(stream.get());
+    for (auto& [unused, stream] : self().known)
+      if (stream->device == device && !stream->captures) streams.push_back(stream.get());
+    streams.push_back(default_stream(device));
+  }
+  for (CUstream_st* stream : streams) wait(*stream);
 }
 
 void go_on(const std::shared_ptr<CUevent_st::Shared>& asked, std::uint64_t turn) {
@@ -362,14 +344,13 @@ HVD_EXPORTED cudaError_t cudaGetDeviceCount(int* count) {
   return done(*count == 0 ? cudaErrorNoDevice : cudaSuccess);
 }
 HVD_EXPORTED cudaError_t cudaGetDevice(int* device) {
-  *device = thread().device;
+  *device = std::exchange(thread().pretended, {}).value_or(thread().device);
   return cudaSuccess;
 }
 HVD_EXPORTED cudaError_t cudaSetDevice(int device) {
-  const void* const caller = __builtin_return_address(0);
   if (device < 0 || device >= device_count()) return done(cudaErrorInvalidDevice);
   const Lock lock;
-  if (is_left_out(Omissions::Kind::Device, caller)) return cudaSuccess;
+  if (is_left_out("device")) return cudaSuccess;
   thread().device = device;
   return enter();
 }
@@ -408,7 +389,10 @@ HVD_EXPORTED cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer)
   *can = device != peer ? 1 : 0;
   return cudaSuccess;
 }
-HVD_EXPORTED cudaError_t cudaDeviceEnablePeerAccess(int /*peer*/, unsigned /*flags*/) {
+HVD_EXPORTED cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned /*flags*/) {
+  const Lock lock;
+  if (const cudaError_t error = enter(); error != cudaSuccess) return error;
+  self().peers.emplace(current_device(), peer);
   return cudaSuccess;
 }
 HVD_EXPORTED cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
@@ -426,15 +410,11 @@ HVD_EXPORTED cudaError_t cudaRuntimeGetVersion(int* version) {
 }
 HVD_EXPORTED cudaError_t cudaDeviceSynchronize() {
   const Speaker speaker(__builtin_return_address(0));
-  std::vector<CUstream_st*> streams;
   {
     const Lock lock;
     if (const cudaError_t error = enter(Capture::Unsafe); error != cudaSuccess) return error;
-    for (auto& [unused, stream] : self().known)
-      if (stream->device == current_device() && !stream->captures) streams.push_back(stream.get());
-    streams.push_back(known(nullptr));
   }
-  for (CUstream_st* stream : streams) wait(*stream);
+  wait_for_device(current_device());
   return cudaSuccess;
 }
 
@@ -467,17 +447,21 @@ HVD_EXPORTED cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsi
 }
 HVD_EXPORTED cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   const Lock lock;
+  if (const cudaError_t error = enter(); error != cudaSuccess) return error;
   const auto found = self().known.find(handle);
   if (found == self().known.end()) return done(cudaErrorInvalidResourceHandle);
-  // otherwise it ends by itself
-  if (self().streams.is_idle(handle->queue)) self().streams.destroy(handle->queue);
+  if (self().streams.is_idle(handle->queue)) {
+    self().streams.destroy(handle->queue);
+  } else {
+    self().leaving.push_back(std::move(found->second));  // it ends by itself
+  }
   self().known.erase(found);
   return cudaSuccess;
 }
 HVD_EXPORTED cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event,
                                              unsigned /*flags*/) {
   const Speaker speaker(__builtin_return_address(0));
-  return wait_for_event(stream, event, __builtin_return_address(0));
+  return wait_for_event(stream, event);
 }
 HVD_EXPORTED cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   const Speaker speaker(__builtin_return_address(0));
@@ -507,6 +491,7 @@ HVD_EXPORTED cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned f
 HVD_EXPORTED cudaError_t cudaEventCreate(cudaEvent_t* event) { return make_event(event, 0); }
 HVD_EXPORTED cudaError_t cudaEventDestroy(cudaEvent_t event) {
   const Lock lock;
+  if (const cudaError_t error = enter(); error != cudaSuccess) return error;
   if (!is_known(event)) return done(cudaErrorInvalidResourceHandle);
   if (event->imported) {
     --event->shared->open;
@@ -519,12 +504,12 @@ HVD_EXPORTED cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 HVD_EXPORTED cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const Speaker speaker(__builtin_return_address(0));
-  return record_event(event, stream, __builtin_return_address(0));
+  return record_event(event, stream);
 }
 HVD_EXPORTED cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream,
                                                   unsigned /*flags*/) {
   const Speaker speaker(__builtin_return_address(0));
-  return record_event(event, stream, __builtin_return_address(0));
+  return record_event(event, stream);
 }
 HVD_EXPORTED cudaError_t cudaEventQuery(cudaEvent_t event) {
   const Speaker speaker(__builtin_return_address(0));
@@ -562,6 +547,7 @@ HVD_EXPORTED cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t /
 }
 HVD_EXPORTED cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t* handle, cudaEvent_t event) {
   const Lock lock;
+  if (const cudaError_t error = enter(); error != cudaSuccess) return error;
   if (!is_known(event) || (event->flags & cudaEventInterprocess) == 0)
     return done(cudaErrorInvalidResourceHandle);
   *handle = {};
@@ -589,9 +575,8 @@ HVD_EXPORTED cudaError_t cudaIpcOpenEventHandle(cudaEvent_t* event, cudaIpcEvent
 
 // ---- captures
 HVD_EXPORTED cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  const void* const caller = __builtin_return_address(0);
   const Lock lock;
-  if (!is_left_out(Omissions::Kind::Capture, caller)) std::swap(thread().mode, *mode);
+  std::swap(thread().mode, *mode);
   return cudaSuccess;
 }
 HVD_EXPORTED cudaError_t cudaStreamIsCapturing(cudaStream_t stream,
@@ -675,16 +660,19 @@ CUresult driver_attribute(int* value, CUdevice_attribute /*attribute*/, CUdevice
 }
 CUresult retain_context(CUcontext* context, CUdevice device) {
   const Lock lock;
-  self().contexts.insert(device);
+  make_context(device);
   *context = reinterpret_cast<CUcontext>(static_cast<std::uintptr_t>(device) + 1);
   return CUDA_SUCCESS;
 }
 CUresult push_context(CUcontext context) {
-  const void* const caller = __builtin_return_address(0);
   const Lock lock;
   thread().pushed.push_back(thread().device);
-  if (!is_left_out(Omissions::Kind::Device, caller))
-    thread().device = static_cast<int>(reinterpret_cast<std::uintptr_t>(context)) - 1;
+  const int device = static_cast<int>(reinterpret_cast<std::uintptr_t>(context)) - 1;
+  if (is_left_out("device")) {
+    thread().pretended = device;
+  } else {
+    thread().device = device;
+  }
   return CUDA_SUCCESS;
 }
 CUresult pop_context(CUcontext* context) {

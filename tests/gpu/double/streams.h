@@ -62,7 +62,6 @@ class Speaker {
   Speaker(const Speaker&) = delete;
   Speaker& operator=(const Speaker&) = delete;
 };
-bool is_programs(const void* caller);
 
 /// The stream that a handle means, or null.
 CUstream_st* known(cudaStream_t stream);
@@ -71,8 +70,11 @@ bool is_known(cudaEvent_t event);
 cudaError_t enqueue(CUstream_st& stream, StreamOperation operation);
 /// Its name gets the stream's.
 cudaError_t enqueue(CUstream_st& stream, Work work);
+/// Complains of a kernel that uses memory of a device whose memory the stream's does not reach.
+void check_access(const CUstream_st& stream, const UseOfMemory& use);
 /// Waits, without a Lock, for what has been put on the stream so far.
 void wait(CUstream_st& stream);
+void wait_for_device(int device);
 /// Lets the streams go on; `asked`: somebody waits for it.
 void go_on(const std::shared_ptr<CUevent_st::Shared>& asked, std::uint64_t turn);
 std::uint64_t random_number();

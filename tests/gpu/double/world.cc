@@ -42,7 +42,7 @@ int number_in(const char* name, int otherwise) {
 void map(std::uintptr_t at, std::size_t bytes, int access, int flags, int file,
          std::size_t offset) {
   void* const wanted = reinterpret_cast<void*>(at);
-  const int all = flags | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+  const int all = flags | MAP_NORESERVE;
   if (mmap(wanted, bytes, access, all, file, static_cast<off_t>(offset)) != wanted)
     give_up("virtual GPU: mmap");
 }
@@ -83,26 +83,33 @@ void make(World* made) {
   made->ready = 1;
 }
 
-__attribute__((constructor)) void join() {
-  const char* const name = std::getenv("HVD_TEST_GPU_WORLD");
-  const int file = name == nullptr ? memfd_create("virtual GPUs", MFD_CLOEXEC)
-                                   : open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+/// `fixed`: MAP_FIXED in place of what is mapped there, MAP_FIXED_NOREPLACE where nothing is.
+void join(int file, int fixed) {
   if (file < 0 || flock(file, LOCK_EX) != 0) give_up("virtual GPU: HVD_TEST_GPU_WORLD");
   constexpr std::size_t kBefore = kStateBytes + kMostDevices * kDeviceBytes;
   if (ftruncate(file, static_cast<off_t>(kBefore + kMostProcesses * kManagedBytes)) != 0)
     give_up("virtual GPU: ftruncate");
-  map(kState, kStateBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  const int shared = MAP_SHARED | fixed, access = PROT_READ | PROT_WRITE;
+  map(kState, kStateBytes, access, shared, file, 0);
   for (std::size_t device = 0; device < kMostDevices; ++device) {
-    map(kDevices + device * kDeviceStride, kDeviceBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-        0);
-    map(kExecutorsDevices + device * kDeviceStride, kDeviceBytes, PROT_READ | PROT_WRITE,
-        MAP_SHARED, file, kStateBytes + device * kDeviceBytes);
+    map(kDevices + device * kDeviceStride, kDeviceBytes, PROT_NONE,
+        MAP_PRIVATE | MAP_ANONYMOUS | fixed, -1, 0);
+    map(kExecutorsDevices + device * kDeviceStride, kDeviceBytes, access, shared, file,
+        kStateBytes + device * kDeviceBytes);
   }
-  map(kManaged, kMostProcesses * kManagedBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, kBefore);
+  map(kManaged, kMostProcesses * kManagedBytes, access, shared, file, kBefore);
   place_state({allocate, release});
   if (world().ready == 0) make(&world());
   flock(file, LOCK_UN);
   close(file);
+}
+
+int nobodys_world() { return memfd_create("virtual GPUs", MFD_CLOEXEC); }
+
+__attribute__((constructor)) void join() {
+  const char* const name = std::getenv("HVD_TEST_GPU_WORLD");
+  join(name == nullptr ? nobodys_world() : open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600),
+       MAP_FIXED_NOREPLACE);
 }
 
 /// Whoever loads this is destroyed before.
@@ -112,10 +119,10 @@ __attribute__((destructor)) void leave() {
 
 }  // namespace
 
-/// For a process that has just been forked, and uses no device yet.
+/// For a process that has just been forked, and uses no device yet: it, and those that it forks,
+/// have a world of their own.
 extern "C" __attribute__((visibility("default"))) void hvd_double_begin_anew() {
-  std::memset(static_cast<void*>(&world()), 0, sizeof(World));
-  make(&world());
+  join(nobodys_world(), MAP_FIXED);
 }
 
 int device_count() {
