@@ -154,7 +154,13 @@ HVD_EXPORTED cudaError_t cudaMallocManaged(void** memory, std::size_t bytes, uns
 HVD_EXPORTED cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned /*flags*/) {
   const Lock lock;
   if (const cudaError_t error = enter(Capture::Unsafe); error != cudaSuccess) return error;
-  *memory = std::aligned_alloc(4096, (std::max<std::size_t>(bytes, 1) + 4095) / 4096 * 4096);
+  const std::size_t whole = (std::max<std::size_t>(bytes, 1) + 4095) / 4096 * 4096;
+  std::uintptr_t at = kPinned + static_cast<std::uintptr_t>(process()) * kManagedBytes;
+  for (const std::uintptr_t end = at + kManagedBytes; const auto& [begin, piece] : host_memory()) {
+    if (begin >= end || begin >= at + whole) break;
+    at = std::max(at, (begin + piece.bytes + 4095) / 4096 * 4096);
+  }
+  *memory = reinterpret_cast<void*>(at);
   std::memset(*memory, 0x5a, bytes);
   return register_host(*memory, bytes, true);
 }
@@ -165,10 +171,9 @@ HVD_EXPORTED cudaError_t cudaFreeHost(void* memory) {
     const auto found = host_memory().find(number_of(memory));
     if (found == host_memory().end() || !found->second.ours) return done(cudaErrorInvalidValue);
   }
-  cudaDeviceSynchronize();
+  for (int device = 0; device < device_count(); ++device) wait_for_device(device);
   const Lock lock;
   host_memory().erase(number_of(memory));
-  std::free(memory);
   return cudaSuccess;
 }
 HVD_EXPORTED cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned /*flags*/) {

@@ -87,7 +87,7 @@ void make(World* made) {
 void join(int file, int fixed) {
   if (file < 0 || flock(file, LOCK_EX) != 0) give_up("virtual GPU: HVD_TEST_GPU_WORLD");
   constexpr std::size_t kBefore = kStateBytes + kMostDevices * kDeviceBytes;
-  if (ftruncate(file, static_cast<off_t>(kBefore + kMostProcesses * kManagedBytes)) != 0)
+  if (ftruncate(file, static_cast<off_t>(kBefore + 2 * kMostProcesses * kManagedBytes)) != 0)
     give_up("virtual GPU: ftruncate");
   const int shared = MAP_SHARED | fixed, access = PROT_READ | PROT_WRITE;
   map(kState, kStateBytes, access, shared, file, 0);
@@ -97,7 +97,7 @@ void join(int file, int fixed) {
     map(kExecutorsDevices + device * kDeviceStride, kDeviceBytes, access, shared, file,
         kStateBytes + device * kDeviceBytes);
   }
-  map(kManaged, kMostProcesses * kManagedBytes, access, shared, file, kBefore);
+  map(kManaged, 2 * kMostProcesses * kManagedBytes, access, shared, file, kBefore);
   place_state({allocate, release});
   if (world().ready == 0) make(&world());
   flock(file, LOCK_UN);

@@ -75,5 +75,7 @@ inline constexpr std::size_t kDeviceBytes = std::size_t{4} << 30;
 inline constexpr std::uintptr_t kManaged = 0x250000000000;
 inline constexpr std::size_t kManagedBytes = std::size_t{8} << 30;
 inline constexpr int kMostProcesses = 8;
+/// Likewise, what cudaHostAlloc gives: whoever computes a collective reaches it.
+inline constexpr std::uintptr_t kPinned = kManaged + kMostProcesses * kManagedBytes;
 
 }  // namespace hvd::gpu::test::cuda
