@@ -271,7 +271,7 @@ bool finds_mutations(const std::vector<Scenario>& scenarios, const std::function
     count.equivalent += !found && is_equivalent ? 1 : 0;
     std::printf("%s in %s: %s\n", mutation.kind.c_str(), mutation.place.c_str(),
                 found ? ("found by " + mutation.found + ": " + reason_in(mutation.said)).c_str()
-                : is_equivalent ? ("nobody can miss it: " + listed->reason).c_str()
+                : is_equivalent ? ("not tried: " + listed->reason).c_str()
                                 : "NOT FOUND");
     if (!only.empty()) std::printf("%s\n", mutation.said.c_str());
   }

@@ -16,7 +16,7 @@ struct Scenario {
   std::map<std::string, std::string> environment;
 };
 
-/// A place whose calls nobody misses here, and why. `kind` and `function` as the mutations are
+/// A place whose calls are not left out, and why. `kind` and `function` as the mutations are
 /// printed; the function in part.
 struct Equivalent {
   std::string kind, function, reason;

@@ -4,7 +4,7 @@
 // nothing else comes between, so that hardly any call is there twice over.
 //   torch_omissions [PLACES]   those that have this text; says then what their processes say
 //   torch_omissions once       the cases, as the environment says
-// Returns 1 if a place is not found out that is not listed as one that nobody can miss.
+// Returns 1 if a place is not found out that is not listed with a reason.
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
