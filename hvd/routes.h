@@ -63,7 +63,7 @@ enum class Limit : std::uint8_t {
   DirectHosts,               ///< hosts whose leaders send to each other directly
   DirectBytes,               ///< that such a leader sends
   DirectAlltoallBytes,       ///< that it sends for an alltoall
-  DirectBurstBytes,          ///< of an input in a burst between hosts
+  DirectBurstBytes,          ///< that it sends of one in a burst
   AtOnceBytes,               ///< of a batch that is run at once, and of an input that is copied in
   CopiedForManyRanks,        ///< ranks of a broadcast whose large input is copied in
   CopiedForManyBytes,        ///< of that input
@@ -129,10 +129,11 @@ inline constexpr std::array<LimitRow, kLimitCount> kLimits{{
      "2 hosts of 2 ranks, 1 Gbit/s: 1 KiB 230 to 290 us as a batch, 47 to 71 directly; 16 KiB 192 "
      "to 199, 273"},
     {Limit::DirectBurstBytes, std::size_t{32} << 10,
-     "bytes of an operation between hosts that travels with others nobody waits for yet",
+     "bytes that a leader sends, to all others together, of an operation that travels with others "
+     "nobody waits for yet",
      "a larger one does not fit into what the wire sends at once, of which many are under way",
      "2 hosts of 1 and 2 ranks, 100 of 32 KiB: 2.7 and 3.7 ms, negotiated 2.7 and 5.1; of 64 KiB "
-     "10.2 and 13.8, 4.7 and 9.2"},
+     "10.2 and 13.8, 4.7 and 9.2; 4 domains, of 16 KiB 6.2, 4.3"},
     {Limit::AtOnceBytes, std::size_t{64} << 10,
      "bytes of a batch that whoever completes the agreement runs at once, and of an input that is "
      "copied in",

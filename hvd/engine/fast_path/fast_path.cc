@@ -132,7 +132,9 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
     board_.rounds().prepare_arrival(op->unit.id);
     bool arrived = false;
     const bool is_too_large =
-        gathers && op->is_direct() && op->input_bytes > limit(Limit::DirectBurstBytes);
+        gathers && op->is_direct() &&
+        op->input_bytes * static_cast<std::size_t>(parts_.topology.domains - 1) >
+            limit(Limit::DirectBurstBytes);
     if (!is_too_large && (known || op->fits(call)) && is_ready(*op) &&
         (!op->is_pulled() || work_.pulled().begin(*op))) {
       begin(*op, call);
