@@ -129,8 +129,8 @@ inline constexpr std::array<LimitRow, kLimitCount> kLimits{{
      "2 hosts of 2 ranks, 1 Gbit/s: 1 KiB 230 to 290 us as a batch, 47 to 71 directly; 16 KiB 192 "
      "to 199, 273"},
     {Limit::DirectBurstBytes, std::size_t{32} << 10,
-     "bytes that a leader sends, to all others together, of an operation that travels with others "
-     "nobody waits for yet",
+     "bytes of an input, once for each other host, of an operation that travels with others nobody "
+     "waits for yet",
      "a larger one does not fit into what the wire sends at once, of which many are under way",
      "2 hosts of 1 and 2 ranks, 100 of 32 KiB: 2.7 and 3.7 ms, negotiated 2.7 and 5.1; of 64 KiB "
      "10.2 and 13.8, 4.7 and 9.2; 4 domains, of 16 KiB 6.2, 4.3"},

@@ -30,7 +30,7 @@ bool ended_in_order = false;
 /// The last `init()` has failed, and all ranks live and know it.
 bool was_refused = false;
 /// For ranks that are still to hear that the world has failed, and then end with status 0 too.
-constexpr std::chrono::seconds kPatienceAfterFailure{30};
+constexpr std::chrono::seconds kPatienceAfterFailure{10};
 
 /// The ranks that have met, null before. Lives as long as the process: a communicator must not be
 /// freed when nobody else does.

@@ -12,21 +12,21 @@ class Cache {
   Cache() { blocks_.reserve(kCachedBytes / kBlockBytes); }
 
   void* take() {
-    const std::lock_guard lock(mutex_);
-    if (blocks_.empty()) return nullptr;
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || blocks_.empty()) return nullptr;
     void* const block = blocks_.back();
     blocks_.pop_back();
     return block;
   }
   [[nodiscard]] bool give(void* block) noexcept {
-    const std::lock_guard lock(mutex_);
-    if (blocks_.size() == blocks_.capacity()) return false;
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || blocks_.size() == blocks_.capacity()) return false;
     blocks_.push_back(block);
     return true;
   }
 
  private:
-  std::mutex mutex_;
+  std::mutex mutex_;  // never waited for: a thread that had it may be missing after a fork
   std::vector<void*> blocks_;
 };
 

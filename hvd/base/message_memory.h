@@ -15,7 +15,7 @@ namespace message_memory {
 
 /// The size of cached blocks, which also serve what is smaller, down to `kLeastBytes`.
 inline constexpr std::size_t kBlockBytes = std::size_t{64} << 10;
-inline constexpr std::size_t kLeastBytes = std::size_t{2} << 10;
+inline constexpr std::size_t kLeastBytes = std::size_t{16} << 10;
 /// The most that is cached; under AddressSanitizer, which would not see late uses, nothing.
 inline constexpr std::size_t kCachedBytes = std::size_t{16} << 20;
 #ifdef __SANITIZE_ADDRESS__

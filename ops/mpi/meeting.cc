@@ -267,22 +267,27 @@ Bytes MpiMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mi
   return received;
 }
 
-int MpiMeeting::take_ends(int source) const {
-  int taken = 0;
-  for (;; ++taken) {
-    int there = 0;
+std::optional<int> MpiMeeting::take_ends(int source) const {
+  for (int taken = 0;; ++taken) {
+    int there = 0, length = 0;
     MPI_Status status;
     comm_.check(mpi().iprobe(source, kTagOfEnds, comm_.get(), &there, &status), "MPI_Iprobe");
     if (there == 0) return taken;
-    comm_.check(mpi().recv(nullptr, 0, mpi().byte_type, status.MPI_SOURCE, kTagOfEnds, comm_.get(),
-                           MPI_STATUS_IGNORE),
+    comm_.check(mpi().get_count(&status, mpi().byte_type, &length), "MPI_Get_count");
+    std::byte gives_up{};
+    comm_.check(mpi().recv(&gives_up, length, mpi().byte_type, status.MPI_SOURCE, kTagOfEnds,
+                           comm_.get(), MPI_STATUS_IGNORE),
                 "MPI_Recv");
+    if (length > 0) return std::nullopt;
   }
 }
 
-void MpiMeeting::tell_end(int other) const {
+/// Says that this rank ends; `gives_up`: without the others, after all.
+void MpiMeeting::tell_end(int other, bool gives_up) const {
+  static constexpr std::byte kGivesUp{1};
   MPI_Request request{};
-  comm_.check(mpi().isend(nullptr, 0, mpi().byte_type, other, kTagOfEnds, comm_.get(), &request),
+  comm_.check(mpi().isend(&kGivesUp, gives_up ? 1 : 0, mpi().byte_type, other, kTagOfEnds,
+                          comm_.get(), &request),
               "MPI_Isend");
   mpi().request_free(&request);
 }
@@ -290,18 +295,31 @@ void MpiMeeting::tell_end(int other) const {
 bool MpiMeeting::await_ends(std::chrono::milliseconds patience) const {
   const auto give_up = Clock::now() + patience;
   const bool is_first = rank() == 0;
-  int awaited = is_first ? size() - 1 : 1;
-  if (!is_first) tell_end(0);
-  while ((awaited -= take_ends(is_first ? MPI_ANY_SOURCE : 0)) > 0) {
-    if (Clock::now() > give_up || peers_.find_dead()) return false;
+  const auto tell = [&](bool gives_up) {
+    if (!is_first) return tell_end(0, gives_up);
+    for (int other = 1; other < size(); ++other) tell_end(other, gives_up);
+  };
+  if (!is_first) tell(false);
+  for (int awaited = is_first ? size() - 1 : 1;;) {
+    const auto came = take_ends(is_first ? MPI_ANY_SOURCE : 0);
+    awaited -= came.value_or(0);
+    if (!came || peers_.find_dead() || (awaited > 0 && Clock::now() > give_up)) break;
+    if (awaited == 0) {
+      if (is_first) tell(false);
+      return true;
+    }
     std::this_thread::sleep_for(1ms);
   }
-  for (int other = 1; is_first && other < size(); ++other) tell_end(other);
-  return true;
+  tell(true);
+  return false;
 }
 
 void MpiMeeting::finalize_if_all_end(std::chrono::milliseconds patience) const noexcept {
-  if (!we_started_mpi || is_mpi_finalized() || !threads_supported() || !broken_.empty()) return;
+  // a process that was refused once, and then had a world, comes here twice
+  static bool has_come = false;
+  if (std::exchange(has_come, true) || !we_started_mpi || is_mpi_finalized() ||
+      !threads_supported() || !broken_.empty())
+    return;
   try {
     if (await_ends(patience)) finalize_mpi();
   } catch (const Error&) {

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -60,9 +61,9 @@ class MpiMeeting final : public Meeting {
   [[nodiscard]] std::string find_loss();
   void tell_loss();
   /// Returns how many ranks, of those that `source` stands for, have said that they end since the
-  /// last call.
-  [[nodiscard]] int take_ends(int source) const;
-  void tell_end(int other) const;
+  /// last call; none if one has given up since.
+  [[nodiscard]] std::optional<int> take_ends(int source) const;
+  void tell_end(int other, bool gives_up) const;
   /// Returns whether all ranks have come here: rank 0 hears it from all, and tells them.
   [[nodiscard]] bool await_ends(std::chrono::milliseconds patience) const;
   void send_to_others(const std::vector<int>& ranks, const Bytes& mine, int mpi_tag,

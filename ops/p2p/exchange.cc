@@ -61,7 +61,10 @@ Requests::Requests(Exchange& exchange, std::shared_ptr<void> memory)
 Requests::~Requests() {
   abandon();
   exchange_.under_way_.erase(this);
-  for (auto& buffer : buffers_) exchange_.give(std::move(buffer));
+  try {
+    for (auto& buffer : buffers_) exchange_.give(std::move(buffer));
+  } catch (const std::bad_alloc&) {  // the next ones are made anew
+  }
 }
 
 std::span<std::byte> Requests::buffer(std::size_t bytes) {

@@ -108,7 +108,7 @@ bool is_direct(const RouteQuestion& q, std::size_t sent) {
   if (!q.repeats || q.hosts > 8) return false;
   if (q.kind == OpKind::Barrier) return true;
   const std::size_t block = q.kind == OpKind::Allgather ? q.bytes * q.ranks : q.bytes;
-  return block <= 16 * 1024 && sent <= (q.kind == OpKind::Alltoall ? 16 : 64) * 1024;
+  return block <= 64 * 1024 && sent <= (q.kind == OpKind::Alltoall ? 16 : 64) * 1024;
 }
 
 Route expected_between_hosts(const RouteQuestion& q) {

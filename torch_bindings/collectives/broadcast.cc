@@ -43,9 +43,8 @@ at::Tensor broadcast(const at::Tensor& tensor, const BroadcastOptions& options) 
       !detail::needs_gradient({tensor})) {
     SmallCall call = detail::small_call(OpKind::Broadcast, tensor, options);
     const auto alike = tensor.options().requires_grad(false);
-    const bool is_tiny = detail::is_small(tensor, OpKind::Allreduce);
-    const at::Tensor output =
-        is_tiny ? at::empty(tensor.sizes(), alike) : detail::empty_shared(tensor.sizes(), alike);
+    const at::Tensor output = detail::is_tiny(tensor) ? at::empty(tensor.sizes(), alike)
+                                                      : detail::empty_shared(tensor.sizes(), alike);
     if (detail::run_small(call, output)) return output;
   }
   return detail::start(broadcasting({tensor}, options, Form::Fresh), After::Wait).wait().front();

@@ -51,6 +51,9 @@ inline bool is_small(const at::Tensor& tensor, OpKind kind) {
   return routes::may_repeat(kind, static_cast<std::int64_t>(tensor.nbytes()));
 }
 
+/// Returns whether a result of its size is not worth memory of its own kind.
+inline bool is_tiny(const at::Tensor& tensor) { return routes::is_at_slot(tensor.nbytes(), 1); }
+
 inline bool may_run_small(const at::Tensor& tensor, const AllreduceOptions& options) {
   return is_plain(tensor) && is_small(tensor, OpKind::Allreduce) &&
          options.compression == Compression::none();
@@ -104,7 +107,7 @@ at::Tensor run_by_rows(OpKind kind, const at::Tensor& tensor, const Options& opt
   SmallCall call = small_call(kind, tensor, options);
   call.splits = splits;
   call.received = received;
-  SmallRows rows{tensor, {}, is_small(tensor, OpKind::Allreduce) ? nullptr : result_pool()};
+  SmallRows rows{tensor, {}, is_tiny(tensor) ? nullptr : result_pool()};
   call.allocate = &SmallRows::allocate;
   call.context = &rows;
   return try_fast_path(call) ? rows.result : at::Tensor();

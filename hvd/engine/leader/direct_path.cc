@@ -140,8 +140,8 @@ bool DirectPath::promise_rounds(LeaderTree& tree) {
     log_.read();
     judge(tree);
   }
-  for (PersistentOp* const op : promised_) {
-    contribute(*op);
+  for (std::size_t i = 0; i < promised_.size(); ++i) {
+    contribute(*promised_[i], promised_.size() - i);
     rounds_.flush_full(lane_);
   }
   for (const UnitRef& unit : slow_) {
@@ -175,12 +175,13 @@ bool DirectPath::may_promise(PersistentOp& op, const LeaderTree& tree) {
          !is_being_removed(op.set->id) && fast_path_.work().is_possible(op);
 }
 
-void DirectPath::contribute(PersistentOp& op) {
+/// `left`: how many contributions follow at once, with this one.
+void DirectPath::contribute(PersistentOp& op, std::size_t left) {
   if (!fast_path_.work().find_blocks(op))
     throw std::logic_error("leaders: a prepared round without the blocks that were there");
   const std::size_t bytes =
       op.leaders == nullptr ? 0 : op.leaders->contribution_bytes(op.traits, op.count);
-  rounds_.promise(op.number, Clock::now(), bytes,
+  rounds_.promise(op.number, Clock::now(), bytes, left * bytes,
                   [&, blocks = fast_path_.work().blocks()](Bytes& message) {
                     const std::size_t before = message.size();
                     if (op.leaders != nullptr)

@@ -83,7 +83,7 @@ class DirectPath {
   void judge(LeaderTree& tree) HVD_REQUIRES(engine_mutex, board_lock);
   [[nodiscard]] bool may_promise(PersistentOp& op, const LeaderTree& tree)
       HVD_REQUIRES(engine_mutex);
-  void contribute(PersistentOp& op) HVD_REQUIRES(engine_mutex);
+  void contribute(PersistentOp& op, std::size_t left) HVD_REQUIRES(engine_mutex);
   bool end_rounds(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
   void fall_back(std::uint32_t number, const UnitKey& key) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] PersistentOp* find(std::uint32_t number, const UnitKey& key)

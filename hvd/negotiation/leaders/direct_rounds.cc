@@ -64,15 +64,14 @@ bool DirectRounds::may_promise(std::uint32_t number) const {
 }
 
 /// Returns the message to which the contribution of so many bytes is to be appended.
-Bytes& DirectRounds::begin_contribution(const Unit& unit, std::uint32_t number,
-                                        std::size_t length) {
+Bytes& DirectRounds::begin_contribution(const Unit& unit, std::uint32_t number, std::size_t length,
+                                        std::size_t together) {
   const std::size_t size = kHeadBytes + padded(length);
   if (outgoing_.empty() || outgoing_.back().to != kAllOthers ||
       outgoing_.back().bytes->size() + size > kMostTogether) {
     outgoing_.push_back({kAllOthers, std::make_shared<Bytes>()});
-    // most carry one small contribution, and a message that carries a larger one, others like it
-    outgoing_.back().bytes->reserve(size <= kMostOfOne ? kMostOfOne
-                                                       : std::max(size, kMostTogether));
+    outgoing_.back().bytes->reserve(
+        std::max(std::min(std::max(size, together), kMostTogether), std::max(size, kMostOfOne)));
   }
   Bytes& bytes = *outgoing_.back().bytes;
   contribution_at_ = bytes.size();

@@ -81,11 +81,12 @@ class DirectRounds {
   [[nodiscard]] bool may_promise(std::uint32_t number) const;
   /// Contributes to it: it is not to be ended in another way, unless `receive` says so.
   /// `contribute` appends the contribution, of about `length` bytes, to the bytes that it is given.
+  /// `together`: bytes of what follows at once, with it, about.
   template <class Contribute>
   void promise(std::uint32_t number, Clock::time_point now, std::size_t length,
-               Contribute contribute) {
+               std::size_t together, Contribute contribute) {
     Unit& unit = units_.at(number);
-    Bytes& bytes = begin_contribution(unit, number, length);
+    Bytes& bytes = begin_contribution(unit, number, length, together);
     contribute(bytes);
     end_contribution(unit, number, now);
   }
@@ -155,7 +156,8 @@ class DirectRounds {
   static constexpr unsigned kMostStreak = 10;
 
   static std::size_t length_of(std::span<const std::byte> messages);
-  Bytes& begin_contribution(const Unit& unit, std::uint32_t number, std::size_t length);
+  Bytes& begin_contribution(const Unit& unit, std::uint32_t number, std::size_t length,
+                            std::size_t together);
   void end_contribution(Unit& unit, std::uint32_t number, Clock::time_point now);
   void put(Unit& unit, std::uint64_t round, int from, Part message);
   void send_next(Transport& transport);

@@ -60,7 +60,7 @@ struct Leaders {
   }
   void promise(int domain, DirectRounds::Clock::time_point now = {}) {
     const Bytes contribution = contribution_of(domain, (*this)[domain].rounds_over(kNumber));
-    (*this)[domain].promise(kNumber, now, contribution.size(), [&](Bytes& bytes) {
+    (*this)[domain].promise(kNumber, now, contribution.size(), 0, [&](Bytes& bytes) {
       bytes.insert(bytes.end(), contribution.begin(), contribution.end());
     });
     flush();
@@ -226,7 +226,7 @@ TEST_CASE("direct rounds: contributions to several travel together in messages t
   std::size_t sent_before_the_end = 0;
   for (std::size_t place = 0; place < lengths.size(); ++place) {
     for (int domain = 0; domain < 2; ++domain) leaders[domain].end(number_of(place));
-    first.promise(number_of(place), {}, lengths[place], [&](Bytes& bytes) {
+    first.promise(number_of(place), {}, lengths[place], 100 << 10, [&](Bytes& bytes) {
       bytes.resize(bytes.size() + lengths[place], value_of(place));
     });
     first.flush_full(*leaders.wires[0]);
