@@ -158,7 +158,7 @@ std::shared_ptr<HandleState> Engine::submit_anew(Submission submission, After af
   }
   burst_.add_negotiated();
   if (is_in_burst && has_gathered) loop_.call_for_burst();
-  if (work || (parts_.transport && !is_in_burst)) loop_.drive_or_call(small_work || !work);
+  if (work || (parts_.transport && !is_in_burst)) loop_.drive_or_call(small_work);
   return pending;
 }
 

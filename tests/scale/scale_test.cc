@@ -67,7 +67,7 @@ Operations small_program(bool one_by_one) {
   for (const std::size_t tensors : {2U, 1U, 5U}) {
     Signature signature;
     for (std::size_t i = 0; i < tensors; ++i)
-      signature.tensors.push_back({DataType::Float32, {static_cast<std::int64_t>(5000 + i)}, {}});
+      signature.tensors.push_back({DataType::Float32, {static_cast<std::int64_t>(20000 + i)}, {}});
     scale::Unit& unit = program.units.emplace_back();
     unit.key = {0, OpKind::Allreduce, hvd::formatted("gradients.{}", program.units.size())};
     unit.signature = std::make_shared<const Signature>(std::move(signature));

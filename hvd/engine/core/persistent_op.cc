@@ -36,6 +36,8 @@ bool is_small_unowned(const Submission& submission, int domains) {
     return false;
   std::int64_t bytes = 0;
   for (const auto& tensor : tensors) {
+    // laid out to be reduced where it is, without a copy, which it cannot be between hosts
+    if (domains == 1 && tensor.padded && tensor.input == tensor.output) return false;
     if (!tensor.present || tensor.input == nullptr || tensor.output == nullptr ||
         tensor.dtype != tensors.front().dtype)
       return false;

@@ -259,7 +259,7 @@ TEST_CASE("lanes: what is large has none") {
     ThreadWorld world({.size = 2, .domains = domains, .config = {}});
     world.run([&](int rank, Engine& engine) {
       for (int round = 0; round < 10; ++round) {
-        Work work(OpKind::Allreduce, rank, 2, round, "again", 2000);
+        Work work(OpKind::Allreduce, rank, 2, round, "again", domains == 1 ? 2000 : 10000);
         CHECK_FALSE(engine.small_calls().try_run(work.call()));
         engine.wait(*engine.submit(work.submission(), After::Wait));
         CHECK(work.is_right());

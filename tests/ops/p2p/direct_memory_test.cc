@@ -43,8 +43,8 @@ TEST_CASE(
         traits.dtype = dtype;
         traits.op = op;
         if (!host_supports(traits)) continue;
-        for (const std::size_t count :
-             {std::size_t{0}, std::size_t{1}, std::size_t{17}, std::size_t{1000}}) {
+        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{17},
+                                        std::size_t{1000}, std::size_t{7001}}) {
           Reducing how{dtype, op};
           if (count == 17 && (dtype == DataType::Float32 || dtype == DataType::Float16))
             how = {dtype, op, 0.5, 3};
@@ -92,16 +92,20 @@ TEST_CASE("direct memory: groups, allgather, broadcast from every root, barrier"
                             patterns(everyone(), 70, DataType::Float32, salt + 50), {});
       CHECK(group_right);
 
-      const Bytes row = pattern(rank, 3, DataType::Int64, salt);
+      // also more than a block within a host has
+      const std::int64_t rows = round % 2 == 0 ? 3 : 1000;
+      const std::size_t count = round % 2 == 0 ? 33 : 4001;
+      const std::string size = std::to_string(round % 2);
+      const Bytes row = pattern(rank, static_cast<std::size_t>(rows), DataType::Int64, salt);
       Bytes all(row.size() * static_cast<std::size_t>(mpi_size()));
-      Submission gather =
-          submission_of(OpKind::Allgather, "gather", row.data(), nullptr, 3, DataType::Int64);
+      Submission gather = submission_of(OpKind::Allgather, "gather" + size, row.data(), nullptr,
+                                        rows, DataType::Int64);
       gather.allocate = [&all](std::size_t /*index*/, std::int64_t /*rows*/) {
         return static_cast<void*>(all.data());
       };
       SmallCall gathering = call_of(gather);
       gathering.output = all.data();
-      gathering.output_rows = 3 * mpi_size();
+      gathering.output_rows = rows * mpi_size();
       if (world.engine().small_calls().try_run(gathering)) {
         ++fast;
       } else {
@@ -109,18 +113,19 @@ TEST_CASE("direct memory: groups, allgather, broadcast from every root, barrier"
       }
       Bytes wanted;
       for (const int of : everyone()) {
-        const Bytes part = pattern(of, 3, DataType::Int64, salt);
+        const Bytes part = pattern(of, static_cast<std::size_t>(rows), DataType::Int64, salt);
         wanted.insert(wanted.end(), part.begin(), part.end());
       }
       CHECK((all == wanted));
 
       for (int root = 0; root < mpi_size(); ++root) {
-        Bytes values = pattern(rank, 33, DataType::Float64, salt);
-        auto sending = submission_of(OpKind::Broadcast, "from " + std::to_string(root),
-                                     values.data(), values.data(), 33, DataType::Float64);
+        Bytes values = pattern(rank, count, DataType::Float64, salt);
+        auto sending =
+            submission_of(OpKind::Broadcast, size + " from " + std::to_string(root), values.data(),
+                          values.data(), static_cast<std::int64_t>(count), DataType::Float64);
         sending.root = root;
         fast += run_again(world.engine(), sending) ? 1 : 0;
-        CHECK((values == pattern(root, 33, DataType::Float64, salt)));
+        CHECK((values == pattern(root, count, DataType::Float64, salt)));
       }
 
       Submission barrier;
