@@ -71,7 +71,7 @@ Bytes& DirectRounds::begin_contribution(const Unit& unit, std::uint32_t number, 
       outgoing_.back().bytes->size() + size > kMostTogether) {
     outgoing_.push_back({kAllOthers, std::make_shared<Bytes>()});
     outgoing_.back().bytes->reserve(
-        std::max(std::min(std::max(size, together), kMostTogether), std::max(size, kMostOfOne)));
+        std::max({size, kMostOfOne, std::min(together, kMostTogether)}));
   }
   Bytes& bytes = *outgoing_.back().bytes;
   contribution_at_ = bytes.size();
