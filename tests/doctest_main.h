@@ -19,11 +19,13 @@
 #include <string>
 #include <thread>
 
+#include "tests/support/sanitized.h"
+
 namespace hvd::test {
 
-/// Longer than any case needs, sanitizers included; `TEST_CASE("..." * doctest::timeout(300))` asks
-/// for more.
-inline constexpr std::chrono::seconds kCaseLimit{120};
+/// Twice what any case needs beside four others on two cores; `TEST_CASE("..." *
+/// doctest::timeout(300))` asks for more.
+inline constexpr std::chrono::seconds kCaseLimit{kThreadSanitizer ? 240 : 120};
 
 /// "rank 2 of 4: ", or empty in a program of one process.
 inline std::string identity;  // NOLINT: set once by run(), before any test

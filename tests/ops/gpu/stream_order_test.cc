@@ -20,7 +20,10 @@ constexpr std::array kSchedules{Schedule::Kind::Late, Schedule::Kind::Random, Sc
 /// HVD_TEST_GPU_SEEDS: how many programs, instead of so many.
 std::uint64_t seeds(std::uint64_t otherwise) {
   const char* const text = std::getenv("HVD_TEST_GPU_SEEDS");
-  return text != nullptr ? std::stoull(text) : hvd::test::kSanitized ? otherwise / 5 : otherwise;
+  if (text != nullptr) return std::stoull(text);
+  return hvd::test::kThreadSanitizer ? otherwise / 10
+         : hvd::test::kSanitized     ? otherwise / 5
+                                     : otherwise;
 }
 
 void run_programs(GpuRoute way) {
