@@ -78,7 +78,7 @@ class LeaderMemory : public FastPathMemory {
   /// Appends to `message` what this domain contributes. `blocks`: of its ranks, as in
   /// SlotMemory::run_for_all.
   virtual void contribute(const BatchTraits& traits, std::int64_t count,
-                          std::span<std::byte* const> blocks, Bytes& message) = 0;
+                          std::span<const std::byte* const> blocks, Bytes& message) = 0;
   /// Does the operation for all ranks of this domain. `contributions`: by domain, this one's too.
   /// `parts`: as in SlotMemory::run_for_all. Throws WireError if one of them is not as long as it
   /// must be.

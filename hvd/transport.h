@@ -6,7 +6,6 @@
 // Tested in tests/ops/p2p/transport_test.cc
 
 #include <optional>
-#include <span>
 
 #include "hvd/base/wire.h"
 
@@ -27,9 +26,8 @@ class Transport {
   virtual int domain() const = 0;
   /// Returns the number of domains.
   virtual int domains() const = 0;
-  /// Queues a message; `bytes` may be reused when it returns. Throws BackendError when the wire
-  /// says no.
-  virtual void send(int to, std::span<const std::byte> bytes) = 0;
+  /// Queues a message, which is kept until it has left. Throws BackendError when the wire says no.
+  virtual void send(int to, SharedBytes message) = 0;
   /// Returns the next message that has arrived; none if there is none yet. Throws BackendError when
   /// the wire says no.
   virtual std::optional<Message> receive() = 0;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -22,6 +23,11 @@ namespace hvd {
 
 /// New bytes are not initialized, where no value is given.
 using Bytes = std::vector<std::byte, MessageMemory<std::byte>>;
+/// Bytes that several hold, and nobody changes any more.
+using SharedBytes = std::shared_ptr<const Bytes>;
+[[nodiscard]] inline SharedBytes share(Bytes bytes) {
+  return std::make_shared<const Bytes>(std::move(bytes));
+}
 
 struct WireError : std::runtime_error {
   using std::runtime_error::runtime_error;

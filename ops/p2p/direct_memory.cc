@@ -79,7 +79,7 @@ std::size_t DirectMemory::contribution_bytes(const BatchTraits& traits, std::int
 }
 
 void DirectMemory::contribute(const BatchTraits& traits, std::int64_t count,
-                              std::span<std::byte* const> blocks, Bytes& message) {
+                              std::span<const std::byte* const> blocks, Bytes& message) {
   const Plan& plan = plan_of(traits);
   const std::size_t bytes = static_cast<std::size_t>(count) * element_bytes(traits.dtype);
   const std::size_t at = message.size();

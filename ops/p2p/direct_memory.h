@@ -26,8 +26,8 @@ class DirectMemory final : public LeaderMemory {
   bool is_free(std::uint64_t location) override;
   std::byte* kept(int index, std::uint64_t location) override;
   std::size_t contribution_bytes(const BatchTraits& traits, std::int64_t count) override;
-  void contribute(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks,
-                  Bytes& message) override;
+  void contribute(const BatchTraits& traits, std::int64_t count,
+                  std::span<const std::byte* const> blocks, Bytes& message) override;
   void combine(const BatchTraits& traits, std::int64_t count,
                std::span<const std::span<const std::byte>> contributions,
                std::span<std::byte* const> blocks, std::span<const std::int64_t> parts) override;

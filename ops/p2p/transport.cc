@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kTag = 0;
 
-/// Forgets a message.
+/// Forgets a message that is being received.
 void forget(PointToPoint& wire, Posted& posted, Bytes& bytes) noexcept {
   if (!wire.drop(posted)) return;
   try {
@@ -32,17 +32,18 @@ P2pTransport::P2pTransport(std::unique_ptr<PointToPoint> wire, std::vector<int> 
       domain_(domain) {}
 
 P2pTransport::~P2pTransport() {
-  for (auto& out : outgoing_) forget(*wire_, out.posted, out.bytes);
+  for (auto& out : outgoing_)
+    if (wire_->drop(out.posted)) wire_->keep(std::const_pointer_cast<Bytes>(out.message));
   for (auto& in : incoming_) forget(*wire_, in.posted, in.message.bytes);
 }
 
-void P2pTransport::send(int to, std::span<const std::byte> bytes) {
+void P2pTransport::send(int to, SharedBytes message) {
   reap();
   Outgoing& out = outgoing_.emplace_back();
-  out.bytes.assign(bytes.begin(), bytes.end());
+  out.message = std::move(message);
   try {
-    out.posted =
-        wire_->send(out.bytes, leaders_.at(static_cast<std::size_t>(to)), kTag, SendMode::Ordinary);
+    out.posted = wire_->send(*out.message, leaders_.at(static_cast<std::size_t>(to)), kTag,
+                             SendMode::Ordinary);
   } catch (...) {
     outgoing_.pop_back();
     throw;

@@ -1,5 +1,5 @@
 #pragma once
-/// P2pTransport sends messages between the leaders of domains over a wire. Sends are buffered here
+/// P2pTransport sends messages between the leaders of domains over a wire. Messages are kept here
 /// until the wire is done with them; what arrives is received in the background and given out
 /// whole, in the order in which each leader sent it. Nothing blocks; it is for one thread at a
 /// time. It throws what the wire throws.
@@ -27,7 +27,7 @@ class P2pTransport final : public Transport {
 
   int domain() const override { return domain_; }
   int domains() const override { return static_cast<int>(leaders_.size()); }
-  void send(int to, std::span<const std::byte> bytes) override;
+  void send(int to, SharedBytes message) override;
   std::optional<Message> receive() override;
   bool has_unsent() override;
 
@@ -38,7 +38,7 @@ class P2pTransport final : public Transport {
  private:
   struct Outgoing {
     Posted posted;
-    Bytes bytes;
+    SharedBytes message;
   };
   struct Incoming {
     Posted posted;

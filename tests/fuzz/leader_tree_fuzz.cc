@@ -18,9 +18,7 @@ class Line final : public Transport {
   explicit Line(int domain) : domain_(domain) {}
   int domain() const override { return domain_; }
   int domains() const override { return kDomains; }
-  void send(int to, std::span<const std::byte> bytes) override {
-    sent.push_back({to, Bytes(bytes.begin(), bytes.end())});
-  }
+  void send(int to, SharedBytes message) override { sent.push_back({to, *message}); }
   std::optional<Message> receive() override {
     if (coming.empty()) return std::nullopt;
     Message message = std::move(coming.front());

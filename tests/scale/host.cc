@@ -74,15 +74,13 @@ auto Host::aside(const Call& call) {
   return call();
 }
 
-void Host::send(int to, std::span<const std::byte> bytes) {
+void Host::send(int to, hvd::SharedBytes message) {
   messages_took_ += world_.per_message;
   const bool up = to < number_;
   ++(up ? step_.traffic.up_messages : step_.traffic.down_messages);
-  (up ? step_.traffic.up_bytes : step_.traffic.down_bytes) += bytes.size();
+  (up ? step_.traffic.up_bytes : step_.traffic.down_bytes) += message->size();
   const Time leaves = now();
-  aside([&] {
-    wires_.send(to, {leaves, 0, depth_ + 1, {number_, hvd::Bytes(bytes.begin(), bytes.end())}});
-  });
+  aside([&] { wires_.send(to, {leaves, 0, depth_ + 1, {number_, *message}}); });
 }
 
 std::optional<hvd::Message> Host::receive() {

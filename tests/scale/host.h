@@ -68,7 +68,7 @@ class Host final : public hvd::Transport {
   // ---- hvd::Transport
   int domain() const override { return number_; }
   int domains() const override;
-  void send(int to, std::span<const std::byte> bytes) override;
+  void send(int to, hvd::SharedBytes message) override;
   std::optional<hvd::Message> receive() override;
 
   /// One of this host's ranks submits unit `index`. True if it is the last of them to do so.

@@ -36,14 +36,14 @@ class CountingTransport final : public Transport {
       : inner_(std::move(inner)), counts_(counts) {}
   int domain() const override { return inner_->domain(); }
   int domains() const override { return inner_->domains(); }
-  void send(int to, std::span<const std::byte> bytes) override {
+  void send(int to, SharedBytes message) override {
     {
       const std::lock_guard lock(counts_.mutex);
       const bool up = to < domain();
       ++(up ? counts_.traffic.up_messages : counts_.traffic.down_messages);
-      (up ? counts_.traffic.up_bytes : counts_.traffic.down_bytes) += bytes.size();
+      (up ? counts_.traffic.up_bytes : counts_.traffic.down_bytes) += message->size();
     }
-    inner_->send(to, bytes);
+    inner_->send(to, std::move(message));
   }
   std::optional<Message> receive() override {
     auto message = inner_->receive();

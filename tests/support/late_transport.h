@@ -28,9 +28,9 @@ class LateTransport final : public Transport {
       : wire_(std::move(wire)), dice_(seed), latest_(latest), on_send_(std::move(on_send)) {}
   int domain() const override { return wire_->domain(); }
   int domains() const override { return wire_->domains(); }
-  void send(int to, std::span<const std::byte> bytes) override {
-    if (on_send_) on_send_({to, Bytes(bytes.begin(), bytes.end())});
-    wire_->send(to, bytes);
+  void send(int to, SharedBytes message) override {
+    if (on_send_) on_send_({to, *message});
+    wire_->send(to, std::move(message));
   }
   std::optional<Message> receive() override {
     const auto now = std::chrono::steady_clock::now();

@@ -154,8 +154,8 @@ class CommonMemory final : public LeaderMemory {
   std::size_t contribution_bytes(const BatchTraits& traits, std::int64_t count) override {
     return static_cast<std::size_t>(topology_.size) * bytes(traits, count);
   }
-  void contribute(const BatchTraits& traits, std::int64_t count, std::span<std::byte* const> blocks,
-                  Bytes& message) override {
+  void contribute(const BatchTraits& traits, std::int64_t count,
+                  std::span<const std::byte* const> blocks, Bytes& message) override {
     for (const std::byte* const block : blocks)
       message.insert(message.end(), block, block + bytes(traits, count));
   }
@@ -289,9 +289,7 @@ std::optional<Message> Mailboxes::take(int owner) {
   return message;
 }
 
-void MailTransport::send(int to, std::span<const std::byte> bytes) {
-  mail_->put(to, {domain_, Bytes(bytes.begin(), bytes.end())});
-}
+void MailTransport::send(int to, SharedBytes message) { mail_->put(to, {domain_, *message}); }
 
 ThreadWorld::ThreadWorld(WorldOptions options) : options_(std::move(options)) {
   const int size = options_.size;

@@ -19,6 +19,7 @@
 
 #include "hvd/engine/engine.h"
 #include "ops/shm/memory/arena.h"
+#include "tests/support/sanitized.h"
 
 namespace hvd::test {
 
@@ -56,7 +57,7 @@ class MailTransport final : public Transport {
       : mail_(std::move(mail)), domain_(domain), domains_(domains), listens_(listens) {}
   int domain() const override { return domain_; }
   int domains() const override { return domains_; }
-  void send(int to, std::span<const std::byte> bytes) override;
+  void send(int to, SharedBytes message) override;
   std::optional<Message> receive() override {
     return listens_ ? mail_->take(domain_) : std::nullopt;
   }
@@ -72,7 +73,7 @@ struct WorldOptions {
   int domains = 1;  ///< ranks are dealt to domains in blocks
   Config config;
   unsigned cores = 2;
-  std::chrono::seconds limit{60};
+  std::chrono::seconds limit{kThreadSanitizer ? 180 : 60};
   std::function<void(int rank, EngineParts& parts)>
       customize;  ///< has the last word on what a rank's engine is made of
   /// Before that, for what works in the arena.

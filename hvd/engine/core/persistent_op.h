@@ -158,10 +158,18 @@ struct PersistentOp {
       false;              ///< `pending` is somebody's who may keep it for longer than this call
   bool is_alike = false;  ///< Alltoall: it ended in the block, where all ranks have the same splits
   bool is_lent = false;   ///< `location` is this round's
+  bool is_in_place = false;  ///< the leader, its domain's only rank, reads `input` and writes
+                             ///< `output`: nothing is copied to the block and back
   std::vector<const std::byte*>
       sources;  ///< blocks that this rank gets its part from, of a one-sided round, until it has
   bool is_to_fetch =
       false;  ///< its result is in the block, for its caller to ask for memory and copy it
+
+  /// Returns where this rank's result goes in a round that is not negotiated, and, unless
+  /// `is_in_place`, where its input is.
+  [[nodiscard]] std::byte* own_block() const {
+    return is_in_place ? static_cast<std::byte*>(output) : block;
+  }
 
   /// A round to wait for, and how.
   struct Awaited {

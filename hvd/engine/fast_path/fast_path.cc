@@ -71,18 +71,26 @@ void FastPath::begin(PersistentOp& op, const SmallCall& call) {
   op.allocate = call.allocate;
   op.context = call.context;
   op.is_to_fetch = op.is_alike = false;
+  op.is_in_place = op.is_direct() && board_.ranks() == 1 && call.kind == OpKind::Allreduce &&
+                   op.group.empty() && op.output != nullptr;
   HandleState& pending = *op.pending;
   pending.done.store(false, std::memory_order_relaxed);
   pending.waited_for.store(false, std::memory_order_relaxed);
   pending.status = {};
-  if (op.input_bytes == 0 || (call.kind == OpKind::Broadcast && call.root != parts_.topology.rank))
+  if (!op.is_in_place) fill_block(op);
+}
+
+/// Copies the input to the block, also where inline data is enough: another rank may negotiate the
+/// operation.
+void FastPath::fill_block(PersistentOp& op) const {
+  if (op.input_bytes == 0 ||
+      (op.traits.kind == OpKind::Broadcast && op.traits.root != parts_.topology.rank))
     return;
-  // Also where inline data is enough: another rank may negotiate the operation.
   for (const auto& member : op.group)
     if (member.bytes > 0) std::memcpy(op.block + member.at, member.input, member.bytes);
-  if (op.group.empty()) std::memcpy(op.block, call.input, op.input_bytes);
+  if (op.group.empty()) std::memcpy(op.block, op.input, op.input_bytes);
   if (op.note != nullptr)
-    std::memcpy(op.note, op.group.empty() ? call.input : op.block, op.input_bytes);
+    std::memcpy(op.note, op.group.empty() ? op.input : op.block, op.input_bytes);
 }
 
 std::shared_ptr<HandleState> FastPath::start_unowned(const SmallCall& call,
@@ -393,7 +401,8 @@ void FastPath::take_result(PersistentOp& op) {
   const auto company = board_.rounds().take_result(op.unit.id);
   const bool is_source =
       op.traits.kind == OpKind::Broadcast && op.traits.root == parts_.topology.rank;
-  const bool is_there = op.memory == nullptr || (is_source && op.input == op.output);
+  const bool is_there =
+      op.memory == nullptr || op.is_in_place || (is_source && op.input == op.output);
   op.is_to_fetch = !is_there && op.output == nullptr && op.allocate != nullptr;
   if (op.is_pulled()) {
     if (!op.is_to_fetch) PulledRounds::pull(op, is_there ? nullptr : op.output);

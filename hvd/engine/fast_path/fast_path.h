@@ -91,6 +91,7 @@ class FastPath {
   bool is_ready(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void let_go(PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void begin(PersistentOp& op, const SmallCall& call) HVD_REQUIRES(engine_mutex);
+  void fill_block(PersistentOp& op) const HVD_REQUIRES(engine_mutex);
   bool arrive(PersistentOp& op, bool gathers) HVD_REQUIRES(engine_mutex);
   void gather(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
   void take_results() HVD_REQUIRES(engine_mutex);

@@ -53,14 +53,21 @@ bool RoundWork::find_blocks(const PersistentOp& op) {
   for (const int index : op.indices) {
     const std::uint64_t location = board_.rounds().coming_location(unit, index);
     const bool is_own = location == op.location && index == board_.self();
-    std::byte* const block = is_own                 ? op.block
+    std::byte* const block = is_own                 ? op.own_block()
                              : op.memory != nullptr ? op.memory->kept(index, location)
                                                     : nullptr;
     // it is negotiated
     if (op.memory != nullptr ? block == nullptr : location != kNoBlock) return false;
-    blocks_.push_back(op.note != nullptr ? board_.rounds().note(unit, index).data() : block);
+    const bool is_inline = op.note != nullptr && !op.is_in_place;
+    blocks_.push_back(is_inline ? board_.rounds().note(unit, index).data() : block);
   }
   return true;
+}
+
+std::span<const std::byte* const> RoundWork::inputs(const PersistentOp& op) {
+  if (!op.is_in_place) return blocks_;
+  input_ = static_cast<const std::byte*>(op.input);
+  return {&input_, 1};
 }
 
 bool RoundWork::claim(const PersistentOp& op) {

@@ -41,6 +41,9 @@ class RoundWork {
   [[nodiscard]] std::span<std::byte* const> blocks() const HVD_REQUIRES(engine_mutex) {
     return blocks_;
   }
+  /// Returns where the inputs are, which are only read: in the blocks, unless it is done in place.
+  [[nodiscard]] std::span<const std::byte* const> inputs(const PersistentOp& op)
+      HVD_REQUIRES(engine_mutex);
   /// Claims the round. Returns false if another rank has.
   bool claim(const PersistentOp& op) HVD_REQUIRES(engine_mutex);
   /// Does the operation in the blocks that were found. Requires the claim.
@@ -58,6 +61,7 @@ class RoundWork {
   NegotiationLog& log_;
   const PulledRounds pulled_;
   std::vector<std::byte*> blocks_ HVD_GUARDED_BY(engine_mutex);
+  const std::byte* input_ HVD_GUARDED_BY(engine_mutex) = nullptr;
 };
 
 }  // namespace hvd

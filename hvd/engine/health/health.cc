@@ -323,7 +323,7 @@ void FailureMessenger::tell(const Turn& turn, const Status& status) noexcept {
     if (!dead) return;
   }
   try {
-    const Bytes message = LeaderTree::failure_message(status);
+    const SharedBytes message = share(LeaderTree::failure_message(status));
     for (int domain = 0; domain < parts_.topology.domains; ++domain)
       if (domain != parts_.topology.domain) parts_.alarm->send(domain, message);
   } catch (...) {

@@ -182,7 +182,7 @@ void DirectPath::contribute(PersistentOp& op, std::size_t left) {
   const std::size_t bytes =
       op.leaders == nullptr ? 0 : op.leaders->contribution_bytes(op.traits, op.count);
   rounds_.promise(op.number, Clock::now(), bytes, left * bytes,
-                  [&, blocks = fast_path_.work().blocks()](Bytes& message) {
+                  [&, blocks = fast_path_.work().inputs(op)](Bytes& message) {
                     const std::size_t before = message.size();
                     if (op.leaders != nullptr)
                       op.leaders->contribute(op.traits, op.count, blocks, message);

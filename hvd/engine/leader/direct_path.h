@@ -25,7 +25,7 @@ class DirectLane final : public Transport {
   explicit DirectLane(Transport& wire) : wire_(wire) {}
   [[nodiscard]] int domain() const override { return wire_.domain(); }
   [[nodiscard]] int domains() const override { return wire_.domains(); }
-  void send(int to, std::span<const std::byte> bytes) override { wire_.send(to, bytes); }
+  void send(int to, SharedBytes message) override { wire_.send(to, std::move(message)); }
   std::optional<Message> receive() override;
   /// Looks for messages once. Returns whether there was one.
   bool look();

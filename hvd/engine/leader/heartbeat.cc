@@ -10,8 +10,8 @@ Heartbeat::Heartbeat(Transport& wire, std::vector<int> neighbours) : wire_(wire)
   for (const int neighbour : neighbours) lines_[neighbour] = {now, now};
 }
 
-void Heartbeat::send(int to, std::span<const std::byte> bytes) {
-  wire_.send(to, bytes);
+void Heartbeat::send(int to, SharedBytes message) {
+  wire_.send(to, std::move(message));
   if (const auto line = lines_.find(to); line != lines_.end()) line->second.sent = Clock::now();
 }
 
@@ -30,7 +30,7 @@ void Heartbeat::beat() {
   for (auto& [neighbour, line] : lines_) {
     if (missed > kInterval) line.heard = std::min(line.heard + missed, now);
     if (now - line.sent < kInterval) continue;
-    wire_.send(neighbour, {});
+    wire_.send(neighbour, share({}));
     line.sent = now;
   }
 }

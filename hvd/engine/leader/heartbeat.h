@@ -30,7 +30,7 @@ class Heartbeat final : public Transport {
 
   [[nodiscard]] int domain() const override { return wire_.domain(); }
   [[nodiscard]] int domains() const override { return wire_.domains(); }
-  void send(int to, std::span<const std::byte> bytes) override;
+  void send(int to, SharedBytes message) override;
   /// Returns the next message that says something.
   std::optional<Message> receive() override;
 

@@ -39,7 +39,7 @@ void PeerLinks::send(int to, PeerFrameHead head, std::span<const std::byte> payl
     Bytes message(sizeof head + payload.size());
     std::memcpy(message.data(), &head, sizeof head);
     if (!payload.empty()) std::memcpy(message.data() + sizeof head, payload.data(), payload.size());
-    elsewhere_.emplace_back(to, std::move(message));
+    elsewhere_.emplace_back(to, share(std::move(message)));
   } else {
     const auto before = waiting_.find(to);
     if (before != waiting_.end()) {
@@ -74,10 +74,10 @@ bool PeerLinks::flush() {
 bool PeerLinks::send_elsewhere() {
   bool any = false;
   for (; !elsewhere_.empty(); elsewhere_.pop_front(), any = true) {
-    const auto& [to, bytes] = elsewhere_.front();
-    parts_.peers->send(to, bytes);
+    const auto& [to, message] = elsewhere_.front();
+    parts_.peers->send(to, message);
     if (parts_.topology.host_of(to) != parts_.topology.host_of(parts_.topology.rank))
-      parts_.stats->add(parts_.stats->bytes_to_other_hosts, bytes.size());
+      parts_.stats->add(parts_.stats->bytes_to_other_hosts, message->size());
   }
   is_wire_used_ = is_wire_used_ || any;
   return any;

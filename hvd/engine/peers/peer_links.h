@@ -107,7 +107,7 @@ class PeerLinks {
   std::deque<Frame> own_ HVD_GUARDED_BY(engine_mutex);  ///< from this rank to itself
   std::map<int, std::deque<Frame>> waiting_
       HVD_GUARDED_BY(engine_mutex);  ///< by rank of this domain; none is empty
-  std::deque<std::pair<int, Bytes>> elsewhere_
+  std::deque<std::pair<int, SharedBytes>> elsewhere_
       HVD_GUARDED_BY(engine_mutex);  ///< for ranks of other domains
   bool is_wire_used_ HVD_GUARDED_BY(engine_mutex) =
       false;  ///< something may still be in the transport

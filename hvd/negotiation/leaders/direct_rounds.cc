@@ -247,10 +247,10 @@ std::vector<int> DirectRounds::missing(std::uint32_t number) const {
 
 void DirectRounds::send_next(Transport& transport) {
   const auto& [to, bytes] = outgoing_.front();
-  if (to != kAllOthers) transport.send(to, *bytes);
+  if (to != kAllOthers) transport.send(to, bytes);
   // each begins with another one, so that not all send to the same
   for (std::size_t i = 1; to == kAllOthers && i < domains_; ++i)
-    transport.send(static_cast<int>((static_cast<std::size_t>(self_) + i) % domains_), *bytes);
+    transport.send(static_cast<int>((static_cast<std::size_t>(self_) + i) % domains_), bytes);
   outgoing_.pop_front();
 }
 

@@ -86,8 +86,10 @@ void LeaderLinks::send_to_all(const Bytes& item) {
 
 void LeaderLinks::pass_on(const Bytes& message) {
   flush();
+  if (children_.empty()) return;
+  const SharedBytes shared = share(message);
   for (auto child = children_.rbegin(); child != children_.rend(); ++child)
-    transport_.send(child->domain, message);
+    transport_.send(child->domain, shared);
 }
 
 bool LeaderLinks::flush() {
@@ -97,8 +99,8 @@ bool LeaderLinks::flush() {
   // The highest child first: its subtree is the largest and has the longest way still to go. Taken
   // out before: where the wire says no, what is for the others goes with the next flush.
   while (!outgoing_.empty()) {
-    const auto last = outgoing_.extract(std::prev(outgoing_.end()));
-    transport_.send(last.key(), last.mapped().bytes());
+    auto last = outgoing_.extract(std::prev(outgoing_.end()));
+    transport_.send(last.key(), share(last.mapped().take()));
   }
   return any;
 }

@@ -3,11 +3,14 @@
 // some hosts take longer than between others.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <memory>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -45,26 +48,37 @@ WorldOptions options_of(int size, int domains, Seen& seen, std::chrono::microsec
   return options;
 }
 
+/// A sum whose output is its input, lies beside it, or overlaps it, by turns.
 struct Sum {
-  std::vector<std::int32_t> values;
+  static constexpr std::size_t kCount = 3;
+  std::vector<std::int32_t> values;  // the input, and then room
+  std::size_t output_at;
   std::string name;
-  Shape shape{3};
+  Shape shape{kCount};
   int set = 0;
   Sum(int rank, int round, std::string called, int of = 0)
-      : values(3, rank + 10 * round + 1), name(std::move(called)), set(of) {}
+      : values(2 * kCount, -1),
+        output_at(std::array{std::size_t{0}, kCount, std::size_t{1}}[round % 3]),
+        name(std::move(called)),
+        set(of) {
+    std::fill_n(values.begin(), kCount, rank + 10 * round + 1);
+  }
   [[nodiscard]] SmallCall call() {
     SmallCall call;
     call.name = name;
     call.process_set = set;
     call.dtype = DataType::Int32;
     call.shape = shape;
-    call.input = call.output = values.data();
+    call.input = values.data();
+    call.output = values.data() + output_at;
     call.op = ReduceOp::Sum;
     return call;
   }
   [[nodiscard]] Submission submission() {
     Submission submission = allreduce_of(values, name, DataType::Int32);
     submission.process_set = set;
+    submission.tensors.front().shape = shape;
+    submission.tensors.front().output = values.data() + output_at;
     return submission;
   }
   /// Returns whether the fast path was taken, at first.
@@ -74,7 +88,18 @@ struct Sum {
     return false;
   }
   [[nodiscard]] bool is_right(int size, int round) const {
-    return values == std::vector<std::int32_t>(3, size * (size - 1) / 2 + size * (10 * round + 1));
+    const auto output = std::span(values).subspan(output_at, kCount);
+    return std::ranges::all_of(output, [&](std::int32_t value) {
+      return value == size * (size - 1) / 2 + size * (10 * round + 1);
+    });
+  }
+  /// Returns whether what is not the output is as it was on that rank.
+  [[nodiscard]] bool is_intact(int rank, int round) const {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (!(i >= output_at && i < output_at + kCount) &&
+          values[i] != (i < kCount ? rank + 10 * round + 1 : -1))
+        return false;
+    return true;
   }
 };
 
@@ -97,7 +122,7 @@ TEST_CASE("direct path: one contribution to each other domain a round, and nothi
       for (int round = 0; round < kRounds; ++round) {
         Sum sum(rank, round, "loss");
         fast += sum.run(engine) ? 1 : 0;
-        if (!sum.is_right(engine.topology().size, round))
+        if (!sum.is_right(engine.topology().size, round) || !sum.is_intact(rank, round))
           FAIL_CHECK("wrong values in round " << round);
       }
     });
@@ -147,7 +172,7 @@ TEST_CASE(
           } else {
             sum.run(engine);
           }
-          if (!sum.is_right(engine.topology().size, round))
+          if (!sum.is_right(engine.topology().size, round) || !sum.is_intact(rank, round))
             FAIL_CHECK("wrong values in round " << round);
         }
       });
@@ -257,7 +282,8 @@ TEST_CASE("direct path: a rank that joins, while another thread of it waits or n
           for (int round = 0; round < 5; ++round) {
             Sum without(rank, round, "loss");
             without.run(engine);
-            CHECK(without.values[0] == (size - 1) * (size - 2) / 2 + (size - 1) * (10 * round + 1));
+            CHECK(without.values[without.output_at] ==
+                  (size - 1) * (size - 2) / 2 + (size - 1) * (10 * round + 1));
           }
           // a thread that starts after all have joined would begin the next round
           while (!other_is_over) std::this_thread::yield();

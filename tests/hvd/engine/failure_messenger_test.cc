@@ -37,8 +37,8 @@ class CutLine final : public Transport {
       : wire_(std::move(wire)), cut_(cut) {}
   [[nodiscard]] int domain() const override { return wire_->domain(); }
   [[nodiscard]] int domains() const override { return wire_->domains(); }
-  void send(int to, std::span<const std::byte> bytes) override {
-    if (!cut_.load()) wire_->send(to, bytes);
+  void send(int to, SharedBytes message) override {
+    if (!cut_.load()) wire_->send(to, std::move(message));
   }
   std::optional<Message> receive() override {
     auto message = wire_->receive();
@@ -57,7 +57,7 @@ class HeldLine final : public Transport {
       : wire_(std::move(wire)), held_(held) {}
   [[nodiscard]] int domain() const override { return wire_->domain(); }
   [[nodiscard]] int domains() const override { return wire_->domains(); }
-  void send(int to, std::span<const std::byte> bytes) override { wire_->send(to, bytes); }
+  void send(int to, SharedBytes message) override { wire_->send(to, std::move(message)); }
   std::optional<Message> receive() override {
     return held_.load() ? std::nullopt : wire_->receive();
   }

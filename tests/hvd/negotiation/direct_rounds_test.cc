@@ -26,8 +26,8 @@ struct Leaders {
     Line(Leaders& all, int of) : leaders(all), self(of) {}
     int domain() const override { return self; }
     int domains() const override { return leaders.count; }
-    void send(int to, std::span<const std::byte> bytes) override {
-      leaders.lines[{self, to}].push_back({self, Bytes(bytes.begin(), bytes.end())});
+    void send(int to, SharedBytes message) override {
+      leaders.lines[{self, to}].push_back({self, *message});
     }
     std::optional<Message> receive() override { return std::nullopt; }
     Leaders& leaders;

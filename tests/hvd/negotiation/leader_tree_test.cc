@@ -33,9 +33,9 @@ class Measuring final : public Transport {
       : inner_(std::move(mail), domain, kHosts) {}
   int domain() const override { return inner_.domain(); }
   int domains() const override { return kHosts; }
-  void send(int to, std::span<const std::byte> bytes) override {
-    sent.push_back({to, Bytes(bytes.begin(), bytes.end())});
-    inner_.send(to, bytes);
+  void send(int to, SharedBytes message) override {
+    sent.push_back({to, *message});
+    inner_.send(to, std::move(message));
   }
   std::optional<Message> receive() override { return inner_.receive(); }
   std::vector<Message> sent;  // `from` is where it goes

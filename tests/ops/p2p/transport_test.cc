@@ -32,7 +32,8 @@ TEST_CASE("messages arrive whole and in the order of each sender, small ones beh
   for (int number = 0; number < kMessages; ++number)
     for (int to = 0; to < mpi_size(); ++to)
       if (to != mpi_rank())
-        transport.send(to, Bytes(length_of(number), static_cast<std::byte>(number + mpi_rank())));
+        transport.send(
+            to, share(Bytes(length_of(number), static_cast<std::byte>(number + mpi_rank()))));
   std::vector<int> next(static_cast<std::size_t>(mpi_size()), 0);
   std::size_t wrong = 0;
   for (int awaited = kMessages * (mpi_size() - 1); awaited > 0;) {
@@ -57,7 +58,7 @@ TEST_CASE(
   for (int round = 0; round < 3; ++round) {
     P2pTransport transport(open_wire()(), all_ranks(), all_ranks(), mpi_rank());
     for (int to = 0; to < mpi_size(); ++to)
-      if (to != mpi_rank()) transport.send(to, Bytes(1000000));
+      if (to != mpi_rank()) transport.send(to, share(Bytes(1000000)));
     MPI_Barrier(MPI_COMM_WORLD);
     transport.receive();
   }
