@@ -71,7 +71,7 @@ function(hvd_torch_precompiled name)
   file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/${name}.cc" CONTENT "")   # written once
   add_library(${name} OBJECT "${CMAKE_CURRENT_BINARY_DIR}/${name}.cc")
   target_link_libraries(${name} PRIVATE hvd::libtorch hvd_ops hvd_build_flags)
-  target_precompile_headers(${name} PRIVATE "${PROJECT_SOURCE_DIR}/torch_bindings/platform/pch.h")
+  target_precompile_headers(${name} PRIVATE <torch/torch.h>)
 endfunction()
 
 # A program that uses LibTorch: shares the precompiled <torch/torch.h> of hvd::torch, or of the target after PRECOMPILED. GCC takes a

@@ -61,6 +61,11 @@ struct Shutdown : Error {
 struct BackendError : Error {
   using Error::Error;
 };
+/// CheckpointError: a checkpoint cannot be written or read. The text names the file, the rank, what
+/// is wrong. hvd::torch throws it, on all ranks.
+struct CheckpointError : Error {
+  using Error::Error;
+};
 
 /// A Status is a failure as a value. It travels between threads, and between ranks as code and
 /// text.

@@ -1,3 +1,26 @@
 #pragma once
-// The front door for LibTorch users; everything is in torch_bindings/.
-#include "torch_bindings/torch.h"
+/// This file includes all of hvd for LibTorch users, who write `#include <hvd/torch.h>`.
+
+#include "hvd/hvd.h"
+#include "hvd/spawn.h"
+#include "torch_bindings/checkpoint/checkpoint.h"
+#include "torch_bindings/collectives/collectives.h"
+#include "torch_bindings/collectives/objects.h"
+#include "torch_bindings/modules/activation_checkpoint.h"
+#include "torch_bindings/modules/distributed_data_parallel.h"
+#include "torch_bindings/modules/join.h"
+#include "torch_bindings/modules/sync_batch_norm.h"
+#include "torch_bindings/optimizer/clip.h"
+#include "torch_bindings/optimizer/grad_scaler.h"
+#include "torch_bindings/optimizer/master_weights.h"
+#include "torch_bindings/optimizer/optimizer.h"
+#include "torch_bindings/optimizer/parameters.h"
+#include "torch_bindings/parameters/share_memory.h"
+#include "torch_bindings/platform/local_device.h"
+#include "torch_bindings/precision/autocast.h"
+#include "torch_bindings/replicas/data_parallel.h"
+#include "torch_bindings/training/learning_rate.h"
+#include "torch_bindings/training/metrics.h"
+#include "torch_bindings/training/moving_average.h"
+#include "torch_bindings/training/prefetch.h"
+#include "torch_bindings/training/sampler.h"

@@ -1,5 +1,7 @@
 #include "ops/make_world.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <future>
 #include <limits>
@@ -8,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "hvd/api/result_pool.h"
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
 #include "hvd/base/threads.h"
@@ -17,7 +20,7 @@
 #include "ops/kernels/reduce.h"
 #include "ops/mpi/meeting.h"
 #include "ops/p2p/transport.h"
-#include "ops/shm/memory/result_memory.h"
+#include "ops/shm/memory/arena.h"
 #include "ops/shm/shm_backend.h"
 
 namespace hvd {
@@ -171,6 +174,36 @@ std::unique_ptr<Transport> make_peers(const ChosenWire& wire, const Topology& to
   return std::make_unique<P2pTransport>(wire.make(), ranks, ranks, topology.rank);
 }
 
+/// The source of a ResultPool's blocks where ranks share memory: this rank's arena, where the next
+/// operation on a result needs no copy of it. `owner` keeps the mapping.
+class ArenaResults final : public ResultMemory {
+ public:
+  ArenaResults(std::shared_ptr<Arena> arena, std::shared_ptr<void> owner)
+      : arena_(std::move(arena)), owner_(std::move(owner)) {}
+  std::byte* allocate(std::size_t bytes) override { return arena_->try_allocate(bytes); }
+  void give_back(std::byte* block, std::size_t bytes) noexcept override {
+    // a hole in the shared file; an arena in ordinary memory, as tests have it, keeps its pages
+    ::madvise(block, bytes, MADV_REMOVE);
+    arena_->free(block);
+  }
+  [[nodiscard]] bool is_seen_by_children() const override { return true; }
+
+ private:
+  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<void> owner_;
+};
+
+/// The source where they share none: memory of this process alone.
+class PrivateResults final : public ResultMemory {
+ public:
+  std::byte* allocate(std::size_t bytes) override {
+    void* const block =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return block == MAP_FAILED ? nullptr : static_cast<std::byte*>(block);
+  }
+  void give_back(std::byte* block, std::size_t bytes) noexcept override { ::munmap(block, bytes); }
+};
+
 /// Null where results are not to be recycled. Those in the arena leave most of it to gradients.
 std::shared_ptr<ResultPool> make_results(const Config& config, const Topology& topology,
                                          const std::shared_ptr<Arena>& arena,
@@ -178,10 +211,10 @@ std::shared_ptr<ResultPool> make_results(const Config& config, const Topology& t
   if (config.result_pool_bytes == 0) return nullptr;
   if (topology.domain_ranks.size() == 1)
     return std::make_shared<ResultPool>(
-        private_results(),
+        std::make_shared<PrivateResults>(),
         ResultPool::Limits{config.result_pool_bytes, std::numeric_limits<std::size_t>::max()});
   return std::make_shared<ResultPool>(
-      arena_results(arena, memory.owner),
+      std::make_shared<ArenaResults>(arena, memory.owner),
       ResultPool::Limits{config.result_pool_bytes, config.arena_bytes / 4});
 }
 

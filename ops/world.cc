@@ -11,7 +11,7 @@
 #include "hvd/api/world_life.h"
 #include "hvd/base/log.h"
 #include "hvd/base/process.h"
-#include "hvd/engine/core/library_call.h"
+#include "hvd/engine/core/caller_threads.h"
 #include "ops/bootstrap.h"
 #include "ops/make_world.h"
 #include "ops/rendezvous/callback_meeting.h"

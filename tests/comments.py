@@ -40,7 +40,7 @@ DEAD_WORDS = {
     "relays?": "ring",
 }
 # Lists of includes, with nothing in them to test.
-UNTESTED = ("hvd/torch.h", "torch_bindings/torch.h", "torch_bindings/platform/pch.h")
+UNTESTED = ("hvd/torch.h",)
 NEAR_THE_TOP = 40
 TESTED_IN = re.compile(r"^\s*//[/ ]\s*Tested in ((?:.*,\n\s*//[/ ]\s*)*.*?)\.?$", re.MULTILINE)
 TEST_SUFFIX = re.compile(r"(?:_(?:mpi|gpu|torch))?_test$|_fuzz$")

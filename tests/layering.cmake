@@ -11,7 +11,7 @@ set(forbidden_ops "^(torch/|ATen/|c10/|torch_bindings/|hvd/torch\\.h)")
 set(front_doors "^hvd/torch\\.h$")
 # In ops/, algorithms know the words of the core and nothing else of it; adapters, what they share and the files that assemble a world include what they need.
 set(words_of_the_core "^hvd/(types|errors|routes|base/(process|text|threads|visible|waits|wire))\\.h$")
-set(adapters "[_/](backend|transport|executions?|meeting)\\.(h|cc|cu)$|^ops/(host_ops|init|make_world|world|backends|wires|bootstrap[a-z_]*|rendezvous/[a-z_]+|p2p/(context|direct_memory)|shm/context|shm/pulled_blocks|shm/memory/result_memory)\\.(h|cc)$")
+set(adapters "[_/](backend|transport|executions?|meeting)\\.(h|cc|cu)$|^ops/(host_ops|init|make_world|world|backends|wires|bootstrap[a-z_]*|rendezvous/[a-z_]+|p2p/(context|direct_memory)|shm/context|shm/pulled_blocks)\\.(h|cc)$")
 # The one file that reads the environment.
 set(environment_reader "^hvd/config\\.cc$")
 

@@ -10,7 +10,7 @@
 #include "hvd/api/world.h"
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
-#include "hvd/engine/core/library_call.h"
+#include "hvd/engine/core/caller_threads.h"
 #include "hvd/errors.h"
 
 namespace hvd {

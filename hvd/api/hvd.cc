@@ -11,7 +11,7 @@
 #include "hvd/api/world.h"
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
-#include "hvd/engine/core/library_call.h"
+#include "hvd/engine/core/caller_threads.h"
 #include "hvd/engine/engine.h"
 
 namespace hvd {

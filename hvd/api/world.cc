@@ -15,7 +15,7 @@
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
 #include "hvd/base/threads.h"
-#include "hvd/engine/core/library_call.h"
+#include "hvd/engine/core/caller_threads.h"
 #include "hvd/hvd.h"
 
 namespace hvd {

@@ -6,7 +6,7 @@
 #include "hvd/api/world.h"
 #include "hvd/api/world_life.h"
 #include "hvd/base/text.h"
-#include "hvd/engine/core/library_call.h"
+#include "hvd/engine/core/caller_threads.h"
 #include "hvd/hvd.h"
 #include "hvd/world.h"
 

@@ -9,7 +9,7 @@
 #include "hvd/base/log.h"
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
-#include "hvd/engine/core/library_call.h"
+#include "hvd/engine/core/caller_threads.h"
 #include "hvd/routes.h"
 
 namespace hvd {

@@ -4,7 +4,7 @@
 #include <array>
 #include <utility>
 
-#include "hvd/engine/core/library_call.h"
+#include "hvd/engine/core/caller_threads.h"
 
 namespace hvd {
 

@@ -40,7 +40,6 @@ struct KernelTable {
 };
 
 /// Null where the build lacks the instruction set.
-const KernelTable* baseline_kernels();
 const KernelTable* avx2_kernels();
 const KernelTable* avx512_kernels();
 

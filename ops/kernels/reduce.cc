@@ -1,5 +1,6 @@
 // Chooses the kernel: the widest instruction set there is, or the scalar version where no vector
-// kernel exists.
+// kernel exists. Has the kernels for what every processor of the architecture has, too (SSE2 on
+// x86-64).
 
 #include "ops/kernels/reduce.h"
 
@@ -7,7 +8,7 @@
 #include <cpuid.h>
 #endif
 
-#include "ops/kernels/kernel_table.h"
+#include "ops/kernels/reduce_impl.h"
 
 namespace hvd::kernels {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 using detail::KernelTable;
 
 const KernelTable* table_of(Isa isa) {
-  if (isa == Isa::Baseline) return detail::baseline_kernels();
+  if (isa == Isa::Baseline) return &detail::kTable;
   return isa == Isa::Avx2 ? detail::avx2_kernels() : detail::avx512_kernels();
 }
 

@@ -1,11 +1,9 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
-#include <hvd/hvd.h>
 
 #include <stdexcept>
 
-#include "tools/hvd_bench/gpu.h"
-#include "tools/hvd_bench/options.h"
+#include "tools/hvd_bench/workload.h"
 
 namespace bench::gpu {
 

@@ -1,5 +1,4 @@
-#include "tools/hvd_bench/gpu.h"
-#include "tools/hvd_bench/options.h"
+#include "tools/hvd_bench/workload.h"
 
 namespace bench::gpu {
 

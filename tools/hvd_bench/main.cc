@@ -13,14 +13,12 @@
 #include <optional>
 #include <thread>
 
-#include "tools/hvd_bench/burst.h"
 #include "tools/hvd_bench/models.h"
+#include "tools/hvd_bench/modes.h"
 #include "tools/hvd_bench/options.h"
 #include "tools/hvd_bench/race.h"
 #include "tools/hvd_bench/report.h"
 #include "tools/hvd_bench/rivals.h"
-#include "tools/hvd_bench/routes.h"
-#include "tools/hvd_bench/sweep.h"
 #include "tools/hvd_bench/workload.h"
 
 namespace bench {

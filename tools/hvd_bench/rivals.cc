@@ -4,8 +4,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "tools/hvd_bench/gpu.h"
-
 namespace bench {
 
 namespace {

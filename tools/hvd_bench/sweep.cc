@@ -1,4 +1,4 @@
-#include "tools/hvd_bench/sweep.h"
+#include "tools/hvd_bench/modes.h"
 
 #include <fmt/format.h>
 

@@ -6,8 +6,6 @@
 #include <new>
 #include <numeric>
 
-#include "tools/hvd_bench/gpu.h"
-
 namespace bench {
 
 namespace {

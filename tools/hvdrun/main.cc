@@ -16,7 +16,6 @@
 #include "ops/mpi/library.h"
 #include "tools/hvdrun/job.h"
 #include "tools/hvdrun/options.h"
-#include "tools/hvdrun/plan.h"
 
 namespace hvdrun {
 namespace {

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "tools/hvdrun/job.h"
 #include "tools/hvdrun/options.h"
 #include "tools/hvdrun/output.h"
-#include "tools/hvdrun/plan.h"
 
 namespace hvdrun {
 

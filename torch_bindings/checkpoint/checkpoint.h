@@ -41,9 +41,9 @@
 #include <string>
 #include <vector>
 
+#include "hvd/errors.h"
 #include "hvd/hvd.h"
 #include "torch_bindings/checkpoint/checkpoint_part.h"
-#include "torch_bindings/files/checkpoint_error.h"
 #include "torch_bindings/parameters/held_module.h"
 
 namespace hvd::detail {

@@ -7,9 +7,9 @@
 #include <unordered_map>
 
 #include "hvd/base/text.h"
+#include "hvd/errors.h"
 #include "hvd/types.h"
 #include "torch_bindings/files/archives.h"
-#include "torch_bindings/files/checkpoint_error.h"
 #include "torch_bindings/optimizer/optimizer.h"
 
 namespace hvd::detail {

@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "hvd/base/text.h"
+#include "hvd/errors.h"
 #include "torch_bindings/collectives/objects.h"
 #include "torch_bindings/files/archives.h"
-#include "torch_bindings/files/checkpoint_error.h"
 
 namespace hvd::detail {
 

@@ -11,11 +11,11 @@
 #include <utility>
 
 #include "hvd/base/text.h"
+#include "hvd/errors.h"
 #include "hvd/negotiation/values/unit_names.h"
 #include "torch_bindings/collectives/collectives.h"
 #include "torch_bindings/collectives/objects.h"
 #include "torch_bindings/collectives/tensors.h"
-#include "torch_bindings/files/checkpoint_error.h"
 
 namespace hvd::detail {
 

@@ -10,7 +10,7 @@
 #include <filesystem>
 
 #include "hvd/base/text.h"
-#include "torch_bindings/files/checkpoint_error.h"
+#include "hvd/errors.h"
 
 namespace hvd::detail {
 

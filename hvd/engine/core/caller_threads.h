@@ -12,9 +12,24 @@
 #include <vector>
 
 #include "hvd/base/callback_thread.h"
+#include "hvd/base/process.h"
+#include "hvd/errors.h"
 #include "hvd/submission.h"
 
 namespace hvd {
+
+/// A LibraryCall is the first step of each function of the public interface: it throws
+/// NotInitialized in a process that was forked from a rank; otherwise marks the thread as inside of
+/// the library.
+class LibraryCall {
+ public:
+  LibraryCall() {
+    if (is_forked_from_rank()) throw NotInitialized(describe_fork());
+  }
+
+ private:
+  InsideLibrary inside_;
+};
 
 /// A thread that has called the library. It lives as long as the thread does; others remember it by
 /// a weak pointer.

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "hvd/base/text.h"
-#include "hvd/engine/core/library_call.h"
+#include "hvd/engine/core/caller_threads.h"
 #include "hvd/errors.h"
 
 namespace hvd {

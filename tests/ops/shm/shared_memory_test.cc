@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "hvd/base/process.h"
-#include "hvd/engine/core/library_call.h"
+#include "hvd/engine/core/caller_threads.h"
 #include "ops/shm/memory/overflow.h"
 #include "ops/shm/memory/shared_memory.h"
 #include "ops/shm/memory/staging.h"
