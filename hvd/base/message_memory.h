@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <new>
-#include <utility>
 
 #pragma GCC visibility push(default)
 namespace hvd {
@@ -43,13 +42,10 @@ struct MessageMemory {
   void deallocate(T* memory, std::size_t count) noexcept {
     message_memory::free(memory, count * sizeof(T));
   }
+  /// Leaves new bytes as they are; what has a value is constructed as usual.
   template <class U>
   void construct(U* place) noexcept {
     ::new (static_cast<void*>(place)) U;
-  }
-  template <class U, class... Args>
-  void construct(U* place, Args&&... args) {
-    ::new (static_cast<void*>(place)) U(std::forward<Args>(args)...);
   }
   bool operator==(const MessageMemory& /*other*/) const noexcept { return true; }
 };

@@ -93,7 +93,8 @@ Tensors finish(const std::shared_ptr<Operation>& operation, const HandleState& p
   if (!operation->lack.empty()) throw BackendError(operation->lack);
   if (operation->point) {
     Tensors used = operation->received;
-    used.insert(used.end(), operation->results.begin(), operation->results.end());
+    for (std::size_t i = 0; i < operation->results.size(); ++i)
+      if (!operation->results[i].is_same(used[i])) used.push_back(operation->results[i]);
     operation->point->hand_over(used, pending.completions);
   }
   for (std::size_t i = 0; i < operation->results.size(); ++i) {
