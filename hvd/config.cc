@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <limits>
 #include <string_view>
-#include <utility>
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"

@@ -3,7 +3,6 @@
 // Tested in tests/torch_bindings/collectives/world_test.cc
 
 #include <cstddef>
-#include <string>
 #include <thread>
 #include <vector>
 

@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <utility>
 
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
-#include "hvd/errors.h"
 #include "hvd/launch/launch.h"
 #include "hvd/negotiation/values/signature.h"
 #include "ops/mpi/library.h"

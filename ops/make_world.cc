@@ -14,13 +14,10 @@
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
 #include "hvd/base/threads.h"
-#include "hvd/engine/engine.h"
 #include "hvd/hvd.h"
-#include "hvd/negotiation/values/signature.h"
 #include "ops/kernels/reduce.h"
 #include "ops/mpi/meeting.h"
 #include "ops/p2p/transport.h"
-#include "ops/shm/memory/arena.h"
 #include "ops/shm/shm_backend.h"
 
 namespace hvd {

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "hvd/api/world.h"
+#include "hvd/api/running_world.h"
 #include "hvd/config.h"
 #include "hvd/engine/engine.h"
 #include "hvd/topology.h"

@@ -5,7 +5,6 @@
 
 #include <cstdlib>
 #include <memory>
-#include <utility>
 
 #include "hvd/api/world.h"
 #include "hvd/api/world_life.h"

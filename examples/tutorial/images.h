@@ -5,7 +5,6 @@
 /// own data takes their place.
 
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <random>

@@ -11,12 +11,10 @@
 // Tested in tests/contract/endpoint_front.cc, tests/contract/local_error_cases.cc
 
 #include <memory>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "hvd/api/request.h"
-#include "hvd/api/world.h"
 #include "hvd/engine/engine.h"
 #include "hvd/hvd.h"
 

@@ -1,10 +1,6 @@
 #include "hvd/api/request.h"
 
 #include <algorithm>
-#include <cstdint>
-
-#include "hvd/base/text.h"
-#include "hvd/negotiation/values/signature.h"
 
 namespace hvd {
 

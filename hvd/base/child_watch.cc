@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "hvd/base/process.h"
+
 namespace hvd {
 
 namespace {

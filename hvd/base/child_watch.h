@@ -12,7 +12,6 @@
 #include <mutex>
 #include <vector>
 
-#include "hvd/base/process.h"
 #include "hvd/base/visible.h"
 
 namespace hvd {

@@ -6,8 +6,6 @@
 #include <atomic>
 #include <string>
 
-#include "hvd/base/text.h"
-
 namespace hvd {
 
 namespace {

@@ -8,7 +8,6 @@
 // Tested in tests/ops/shm/shared_memory_test.cc, tests/system/scripts/process_forks.sh
 
 #include <atomic>
-#include <optional>
 
 #include "hvd/base/visible.h"
 

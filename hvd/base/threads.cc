@@ -1,6 +1,5 @@
 #include "hvd/base/threads.h"
 
-#include <pthread.h>
 #include <sched.h>
 
 #include <cstring>

@@ -1,15 +1,11 @@
 #include "hvd/engine/engine.h"
 
 #include <algorithm>
-#include <array>
-#include <numeric>
-#include <utility>
 
 #include "hvd/base/futex.h"
 #include "hvd/base/log.h"
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
-#include "hvd/engine/core/caller_threads.h"
 #include "hvd/routes.h"
 
 namespace hvd {

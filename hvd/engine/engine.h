@@ -30,7 +30,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "hvd/base/visible.h"

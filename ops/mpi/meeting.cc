@@ -1,10 +1,6 @@
 #include "ops/mpi/meeting.h"
 
 #include <algorithm>
-#include <chrono>
-#include <functional>
-#include <memory>
-#include <optional>
 #include <thread>
 #include <utility>
 

@@ -13,8 +13,6 @@
 /// nothing there is none.
 // Tested in tests/ops/p2p/reduce_execution_test.cc
 
-#include <cstring>
-
 #include "ops/kernels/reduce.h"
 #include "ops/p2p/execution.h"
 

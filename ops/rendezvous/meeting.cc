@@ -8,7 +8,6 @@
 #include <array>
 #include <fstream>
 #include <map>
-#include <string>
 #include <utility>
 
 #include "hvd/base/text.h"

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <utility>
 
 #include "hvd/base/text.h"
 

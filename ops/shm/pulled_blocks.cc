@@ -5,7 +5,6 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
-#include <new>
 #include <numeric>
 
 #include "hvd/fast_path_memory.h"

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "hvd/errors.h"
-#include "ops/host_ops.h"
 #include "ops/kernels/reduce.h"
 #include "ops/shm/executions.h"
 

@@ -5,13 +5,10 @@
 #ifdef HVD_HAVE_UCX
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "hvd/base/text.h"
 #include "ops/ucx/point_to_point.h"

@@ -2,7 +2,6 @@
 /// The instances of the suite: one backend each, with threads or processes as ranks.
 
 #include <cstdint>
-#include <vector>
 
 #include "ops/gpu/api/placement.h"
 #include "ops/gpu/nccl/memory.h"

@@ -2,9 +2,7 @@
 // mismatches. All is host memory.
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
-#include <numeric>
 
 #include "tests/contract/refusal.h"
 

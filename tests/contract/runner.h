@@ -1,11 +1,8 @@
 #pragma once
 /// Runs the cases of a world on one rank, watches over hangs, and puts the ranks' reports together.
 
-#include <array>
-#include <atomic>
 #include <condition_variable>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>

@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <fstream>
 #include <numeric>
-#include <set>
 
 #include "examples/train/data/batches.h"
 #include "examples/train/models/models.h"

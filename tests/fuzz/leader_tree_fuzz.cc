@@ -1,7 +1,6 @@
 // LeaderTree: messages from neighbours, at the root and at a leader that has both a parent and a
 // child.
 #include <deque>
-#include <numeric>
 
 #include "hvd/negotiation/leaders/leader_tree.h"
 #include "tests/fuzz/fuzz_examples.h"

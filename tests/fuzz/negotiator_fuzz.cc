@@ -1,7 +1,5 @@
 // Negotiator::apply: several records one after the other, on a small table of a domain with three
 // of five ranks.
-#include <numeric>
-#include <optional>
 
 #include "tests/fuzz/fuzz_examples.h"
 #include "tests/fuzz/fuzz_support.h"

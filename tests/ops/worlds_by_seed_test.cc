@@ -3,10 +3,8 @@
 // in tests/system/worlds_of_processes_test.cc processes. HVD_TEST_SEEDS: how many programs (4).
 #include <doctest/doctest.h>
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <thread>
 #include <vector>
 

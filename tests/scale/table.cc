@@ -1,6 +1,5 @@
 #include "tests/scale/table.h"
 
-#include <algorithm>
 #include <numeric>
 #include <stdexcept>
 #include <utility>

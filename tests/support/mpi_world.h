@@ -12,7 +12,6 @@
 #include <functional>
 #include <memory>
 #include <numeric>
-#include <string>
 #include <vector>
 
 #include "hvd/engine/engine.h"

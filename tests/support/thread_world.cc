@@ -11,7 +11,6 @@
 #include <map>
 #include <new>
 #include <numeric>
-#include <utility>
 
 #include "ops/host_ops.h"
 #include "ops/kernels/reduce.h"

@@ -3,10 +3,8 @@
 #include <malloc.h>
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "hvd/base/text.h"

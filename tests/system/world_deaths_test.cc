@@ -12,7 +12,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "hvd/base/text.h"

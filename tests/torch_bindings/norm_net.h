@@ -4,7 +4,6 @@
 /// rank at a step.
 
 #include <memory>
-#include <vector>
 
 #include "tests/torch_bindings/support.h"
 

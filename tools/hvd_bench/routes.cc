@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <set>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "hvd/routes.h"
 #include "ops/shm/memory/peer_memory.h"

@@ -16,8 +16,6 @@
 #include <list>
 #include <optional>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "tools/hvdrun/output.h"
 #include "tools/hvdrun/rank.h"

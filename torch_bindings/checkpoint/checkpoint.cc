@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"

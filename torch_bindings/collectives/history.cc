@@ -3,8 +3,6 @@
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/torch.h>
 
-#include <utility>
-
 #include "hvd/api/world.h"
 #include "hvd/base/text.h"
 #include "hvd/errors.h"

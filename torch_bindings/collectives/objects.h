@@ -6,7 +6,6 @@
 
 #include <torch/serialize.h>
 
-#include <array>
 #include <memory>
 #include <optional>
 #include <ranges>

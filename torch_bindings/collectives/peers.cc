@@ -6,7 +6,6 @@
 #include <mutex>
 #include <utility>
 
-#include "hvd/base/text.h"
 #include "torch_bindings/collectives/collectives.h"
 #include "torch_bindings/collectives/history.h"
 #include "torch_bindings/collectives/into.h"

@@ -10,9 +10,6 @@
 #include <torch/serialize.h>
 
 #include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <utility>
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"

@@ -4,10 +4,8 @@
 /// same parameters. Any thread.
 
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace hvd {

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "torch_bindings/parameters/shared_parameters.h"

@@ -9,7 +9,6 @@
 #include <map>
 #include <mutex>
 #include <string>
-#include <utility>
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"

@@ -10,7 +10,6 @@
 #include <shared_mutex>
 #include <typeinfo>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "hvd/base/log.h"

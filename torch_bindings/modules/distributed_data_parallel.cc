@@ -4,11 +4,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <map>
-#include <mutex>
-#include <utility>
-#include <vector>
 
 #include "hvd/api/world.h"
 #include "hvd/base/digest.h"

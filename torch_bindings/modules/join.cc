@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include <exception>
-#include <memory>
 #include <utility>
 
 #include "hvd/base/log.h"

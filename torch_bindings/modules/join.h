@@ -21,7 +21,6 @@
 
 #include <functional>
 #include <memory>
-#include <string>
 
 #include "hvd/hvd.h"
 

@@ -8,8 +8,6 @@
 #include <mutex>
 #include <string_view>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 namespace hvd::detail {
 

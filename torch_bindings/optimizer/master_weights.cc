@@ -2,8 +2,6 @@
 
 #include <torch/torch.h>
 
-#include <utility>
-
 #include "hvd/base/text.h"
 #include "torch_bindings/gradients/gradient_owners.h"
 #include "torch_bindings/optimizer/optimizer.h"

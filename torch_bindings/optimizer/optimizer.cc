@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <exception>
 #include <map>
-#include <utility>
 
 #include "hvd/api/world.h"
 #include "hvd/base/text.h"

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <utility>
 
 #include "hvd/api/world.h"
 #include "hvd/base/text.h"

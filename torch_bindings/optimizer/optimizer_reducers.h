@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "hvd/hvd.h"

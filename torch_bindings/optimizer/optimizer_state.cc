@@ -4,9 +4,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <functional>
-#include <optional>
-#include <set>
 #include <typeinfo>
 #include <utility>
 

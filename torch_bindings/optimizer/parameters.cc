@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <map>
 #include <unordered_map>
-#include <utility>
 
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"

@@ -9,7 +9,6 @@
 #include <mutex>
 #include <optional>
 #include <typeindex>
-#include <utility>
 
 #include "hvd/base/digest.h"
 #include "hvd/base/text.h"

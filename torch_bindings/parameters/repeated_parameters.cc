@@ -4,7 +4,6 @@
 
 #include <set>
 #include <unordered_map>
-#include <utility>
 
 #include "hvd/base/text.h"
 

@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include <unordered_set>
-#include <vector>
 
 #include "hvd/hvd.h"
 #include "torch_bindings/collectives/tensors.h"

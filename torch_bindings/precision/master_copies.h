@@ -15,7 +15,6 @@
 #include <torch/optim/optimizer.h>
 #include <torch/serialize.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>

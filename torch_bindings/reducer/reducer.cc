@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"

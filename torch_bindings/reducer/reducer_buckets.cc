@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <unordered_map>
-#include <utility>
 
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"

@@ -14,7 +14,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <exception>
 #include <numeric>
 #include <utility>
 

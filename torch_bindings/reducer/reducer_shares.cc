@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 
 #include "torch_bindings/gradients/gradient_keeper.h"
 #include "torch_bindings/reducer/reducer_buckets.h"

@@ -3,10 +3,6 @@
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <mutex>
-#include <utility>
-
 #include "hvd/base/text.h"
 #include "hvd/types.h"
 #include "torch_bindings/replicas/replica_passes.h"

@@ -4,10 +4,8 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <memory>
 #include <mutex>
 #include <set>
-#include <utility>
 
 #include "hvd/base/text.h"
 #include "torch_bindings/collectives/agreement.h"

@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <map>
 
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"

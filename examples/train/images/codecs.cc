@@ -5,11 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <csetjmp>
-#include <cstdio>  // libjpeg needs it
 #include <cstdlib>
 #include <cstring>
 #include <string>
-#include <vector>
 
 #include <jpeglib.h>
 

@@ -6,12 +6,10 @@
 
 #include <algorithm>
 #include <functional>
-#include <map>
 #include <numeric>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 namespace examples {
 namespace {

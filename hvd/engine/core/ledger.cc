@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <new>
 #include <stdexcept>
-#include <utility>
 
 #include "hvd/base/text.h"
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "hvd/routes.h"
-
 namespace hvd {
 
 SmallCall call_of(const Submission& submission) {

@@ -1,7 +1,6 @@
 #include "hvd/engine/core/submission_queue.h"
 
 #include <algorithm>
-#include <array>
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"

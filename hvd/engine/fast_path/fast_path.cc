@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 #include <stdexcept>
-#include <utility>
 
 namespace hvd {
 

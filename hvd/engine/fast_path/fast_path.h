@@ -7,9 +7,7 @@
 /// submits ends all that are complete in one pass, whose results go out with one ring; the
 /// coordination thread does where none comes.
 
-#include <cstdint>
 #include <memory>
-#include <span>
 #include <utility>
 #include <vector>
 

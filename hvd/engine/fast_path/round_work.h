@@ -6,7 +6,6 @@
 // Tested in tests/hvd/engine/fast_path_test.cc
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <vector>
 

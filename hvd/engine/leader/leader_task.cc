@@ -1,6 +1,5 @@
 #include "hvd/engine/leader/leader_task.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "hvd/base/log.h"

@@ -8,7 +8,6 @@
 #include <memory>
 #include <vector>
 
-#include "hvd/base/visible.h"
 #include "hvd/base/waits.h"
 #include "hvd/engine/core/engine_lock.h"
 #include "hvd/engine/core/parts.h"

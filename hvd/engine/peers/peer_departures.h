@@ -5,13 +5,11 @@
 /// engine's mutex. Nothing fails.
 // Tested in tests/hvd/engine/peer_messages_test.cc
 
-#include <string>
 #include <vector>
 
 #include "hvd/engine/core/parts.h"
 #include "hvd/engine/peers/peer_inbox.h"
 #include "hvd/engine/peers/peer_links.h"
-#include "hvd/submission.h"
 
 namespace hvd {
 

@@ -7,7 +7,6 @@
 // Tested in tests/hvd/engine/peer_messages_test.cc
 
 #include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <map>
 #include <span>

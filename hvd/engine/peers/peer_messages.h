@@ -22,7 +22,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "hvd/engine/core/engine_lock.h"

@@ -4,11 +4,9 @@
 #include <iterator>
 #include <mutex>
 #include <numeric>
-#include <utility>
 
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
-#include "hvd/routes.h"
 
 namespace hvd {
 

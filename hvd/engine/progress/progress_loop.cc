@@ -1,6 +1,5 @@
 #include "hvd/engine/progress/progress_loop.h"
 
-#include <algorithm>
 #include <optional>
 
 #include "hvd/base/process.h"

@@ -1,6 +1,5 @@
 #include "hvd/negotiation/board/bells.h"
 
-#include "hvd/base/futex.h"
 #include "hvd/negotiation/board/layout.h"
 
 namespace hvd {

@@ -1,7 +1,6 @@
 #include "hvd/negotiation/board/board.h"
 
 #include <algorithm>
-#include <new>
 
 #include "hvd/base/text.h"
 #include "hvd/negotiation/board/layout.h"

@@ -9,10 +9,8 @@
 #include <vector>
 
 #include "hvd/errors.h"
-#include "hvd/negotiation/leaders/stuck_names.h"
 #include "hvd/negotiation/values/records.h"
 #include "hvd/negotiation/values/signature.h"
-#include "hvd/negotiation/values/unit_names.h"
 
 namespace hvd {
 

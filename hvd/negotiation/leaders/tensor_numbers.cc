@@ -1,6 +1,5 @@
 #include "hvd/negotiation/leaders/tensor_numbers.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace hvd {

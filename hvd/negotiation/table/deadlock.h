@@ -6,7 +6,6 @@
 /// rank that computes, however long, is never taken for one that is lost. Values and pure
 /// functions; BlockedDomains is of the thread that drives the leader.
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>

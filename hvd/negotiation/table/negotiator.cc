@@ -1,7 +1,6 @@
 #include "hvd/negotiation/table/negotiator.h"
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 
 #include "hvd/base/text.h"

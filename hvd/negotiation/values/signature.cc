@@ -1,8 +1,6 @@
 #include "hvd/negotiation/values/signature.h"
 
 #include <algorithm>
-#include <functional>
-#include <map>
 
 #include "hvd/base/text.h"
 

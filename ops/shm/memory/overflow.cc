@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "hvd/base/text.h"
 #include "hvd/errors.h"
 
 namespace hvd {

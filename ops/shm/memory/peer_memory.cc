@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"

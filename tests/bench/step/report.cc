@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
-#include <string>
 #include <vector>
 
 namespace step_bench {

@@ -6,7 +6,6 @@
 #include <doctest/doctest.h>
 
 #include <cstdint>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>

@@ -1,8 +1,6 @@
 /// Options become submissions and small calls: nothing that a user says is lost on the way.
 #include <doctest/doctest.h>
 
-#include <string>
-
 #include "hvd/api/request.h"
 
 namespace hvd::test {

@@ -5,11 +5,9 @@
 
 #include <doctest/doctest.h>
 
-#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>

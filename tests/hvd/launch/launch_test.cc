@@ -2,10 +2,8 @@
 // that are incomplete.
 #include <doctest/doctest.h>
 
-#include <initializer_list>
 #include <map>
 #include <string>
-#include <utility>
 
 #include "hvd/errors.h"
 #include "hvd/launch/launch.h"

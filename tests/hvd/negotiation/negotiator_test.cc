@@ -1,7 +1,6 @@
 /// The table that is kept by records.
 #include <doctest/doctest.h>
 
-#include <string>
 #include <vector>
 
 #include "hvd/negotiation/table/negotiator.h"

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
-#include <memory>
 #include <span>
 #include <string>
 #include <thread>

@@ -2,7 +2,6 @@
 #include <doctest/doctest.h>
 
 #include <deque>
-#include <utility>
 #include <vector>
 
 #include "hvd/negotiation/table/planner.h"

@@ -1,8 +1,6 @@
 // Frames through the rings of a board: whole, in order, for any sizes, with a full ring on the way.
 #include <doctest/doctest.h>
 
-#include <atomic>
-#include <cstring>
 #include <thread>
 #include <vector>
 

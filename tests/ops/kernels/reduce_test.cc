@@ -13,7 +13,6 @@
 #include <limits>
 #include <random>
 #include <stdexcept>
-#include <string>
 #include <type_traits>
 #include <vector>
 

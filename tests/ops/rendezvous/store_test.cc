@@ -2,7 +2,6 @@
 // what ranks give each other.
 #include <doctest/doctest.h>
 
-#include <functional>
 #include <string>
 #include <string_view>
 

@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <cstring>
-#include <memory>
 #include <numeric>
 #include <thread>
 #include <vector>

@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 
-#include <numeric>
 #include <vector>
 
 #include "hvd/hvd.h"

@@ -1,7 +1,5 @@
 #include "tests/support/programs/random_values.h"
 
-#include <cstring>
-
 #include "tests/support/oracle/oracle_numbers.h"
 #include "tests/support/random.h"
 

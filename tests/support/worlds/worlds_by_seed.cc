@@ -1,7 +1,6 @@
 #include "tests/support/worlds/worlds_by_seed.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <exception>
 #include <mutex>

@@ -18,8 +18,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <csignal>
-#include <cstdio>
 #include <fstream>
 #include <functional>
 #include <string>

@@ -7,7 +7,6 @@
 #include <limits>
 #include <memory>
 #include <numbers>
-#include <sstream>
 #include <vector>
 
 #include "tests/torch_bindings/shared_folder.h"

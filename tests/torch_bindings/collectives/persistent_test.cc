@@ -1,7 +1,6 @@
 // Persistent operations on tensors: values, layouts, types, what changes between starts, what
 // autograd is told, and ends.
 #include <optional>
-#include <utility>
 
 #include "tests/torch_bindings/support.h"
 

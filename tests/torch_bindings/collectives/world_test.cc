@@ -1,6 +1,5 @@
 // The library as LibTorch programs see it: its life, process sets, join, counters.
 #include <functional>
-#include <thread>
 
 #include "tests/torch_bindings/support.h"
 

@@ -1,6 +1,5 @@
 // DistributedDataParallel: gradients are the ranks' averages when backward() returns, whatever each
 // rank has used.
-#include <functional>
 #include <limits>
 #include <memory>
 #include <sstream>

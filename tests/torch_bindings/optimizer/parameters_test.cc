@@ -1,6 +1,5 @@
 // broadcast_parameters and broadcast_optimizer_state.
 #include <memory>
-#include <sstream>
 
 #include "tests/torch_bindings/support.h"
 

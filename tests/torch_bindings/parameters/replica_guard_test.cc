@@ -1,7 +1,6 @@
 // What ranks should have alike is compared while they train: whatever makes one of them drift is
 // told on all, with its name.
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>

@@ -1,5 +1,4 @@
 // hvd::share_memory(module).
-#include <cstdint>
 #include <memory>
 
 #include "tests/torch_bindings/tied_net.h"

@@ -2,7 +2,6 @@
 // shard_optimizer_state does, bit for bit: the cases of optimizer_shards_test.cc,
 // what_if_sharded_test.cc and others, which run with and without. Here: whose memory it is, and who
 // may write.
-#include <cstdint>
 #include <set>
 #include <sstream>
 

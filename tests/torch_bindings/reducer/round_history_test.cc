@@ -4,7 +4,6 @@
 #include <doctest/doctest.h>
 
 #include <set>
-#include <string>
 
 namespace round_history_test {
 namespace {

@@ -2,7 +2,6 @@
 // middle.
 #include <atomic>
 #include <map>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <tuple>

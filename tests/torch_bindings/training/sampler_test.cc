@@ -1,7 +1,6 @@
 // ElasticSampler, and the helpers of distributed evaluation.
 #include <algorithm>
 #include <cmath>
-#include <set>
 #include <sstream>
 
 #include "tests/torch_bindings/support.h"

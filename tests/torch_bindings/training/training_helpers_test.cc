@@ -8,7 +8,6 @@
 #include <mutex>
 #include <sstream>
 #include <stdexcept>
-#include <string>
 #include <thread>
 #include <vector>
 

@@ -1,7 +1,6 @@
 // What happens if I ... : keep moving averages beside masters, batch norm and masks, or make them
 // before the ranks' weights are equal.
 #include <limits>
-#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>

@@ -1,8 +1,6 @@
 // What happens if I ... : checkpoints.
 #include <filesystem>
 #include <fstream>
-#include <memory>
-#include <sstream>
 
 #include "tests/torch_bindings/own_optimizer.h"
 #include "tests/torch_bindings/shared_folder.h"

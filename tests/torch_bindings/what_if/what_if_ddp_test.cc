@@ -1,6 +1,5 @@
 // What happens if I ... : DistributedDataParallel and averages of a model.
 #include <sstream>
-#include <stdexcept>
 #include <vector>
 
 #include "tests/torch_bindings/support.h"

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>

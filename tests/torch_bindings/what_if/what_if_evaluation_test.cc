@@ -2,7 +2,6 @@
 // later, other outputs.
 #include <memory>
 #include <stdexcept>
-#include <vector>
 
 #include "tests/torch_bindings/norm_net.h"
 

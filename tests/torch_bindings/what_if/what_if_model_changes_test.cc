@@ -1,6 +1,5 @@
 // What happens if I ... : freeze parameters, move the model, keep gradients, differentiate them
 // again.
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>

@@ -2,8 +2,6 @@
 // rank and go on; make one wrapper more.
 #include <atomic>
 #include <chrono>
-#include <map>
-#include <memory>
 #include <string>
 #include <thread>
 

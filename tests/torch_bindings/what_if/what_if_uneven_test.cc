@@ -1,6 +1,5 @@
 // What happens if I ... : ranks with different numbers of batches.
 #include <algorithm>
-#include <memory>
 #include <stdexcept>
 #include <vector>
 
