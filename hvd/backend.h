@@ -34,8 +34,7 @@ struct ProcessSetInfo {
                    ///< set is given again
 };
 
-/// BatchTraits are what decides which backend runs a batch. They are equal on every rank of the
-/// batch.
+/// BatchTraits decide which backend runs a batch. They are equal on every rank of the batch.
 struct BatchTraits {
   OpKind kind = OpKind::Allreduce;     ///< what is to be done
   DataType dtype = DataType::Float32;  ///< of all members

@@ -177,8 +177,7 @@ struct Config {
 /// Returns what must be equal on all ranks: the variable (or field) that sets it, and its value as
 /// text.
 std::vector<std::pair<std::string, std::string>> shared_part(const Config& config);
-/// Returns a sentence for each knob that is set and does nothing, where a user may expect
-/// otherwise.
+/// Returns a sentence for each knob that is set and does nothing, where that may surprise.
 std::vector<std::string> remarks(const Config& config);
 
 /// LauncherHints are what the launcher says about this process before MPI is up; empty where it

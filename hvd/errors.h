@@ -10,8 +10,7 @@
 #pragma GCC visibility push(default)
 namespace hvd {
 
-/// Error is what all exceptions of the library derive from. Its text says what is wrong and what to
-/// do.
+/// Error is the base of all exceptions of the library. Its text says what is wrong and what to do.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -35,8 +34,7 @@ struct Mismatch : Error {
 struct Deadlock : Mismatch {
   using Mismatch::Mismatch;
 };
-/// DuplicateName: the name is already in flight on this rank for the same operation and process
-/// set.
+/// DuplicateName: the name is in flight on this rank for the same operation and process set.
 struct DuplicateName : InvalidArgument {
   using InvalidArgument::InvalidArgument;
 };
@@ -67,8 +65,7 @@ struct CheckpointError : Error {
   using Error::Error;
 };
 
-/// A Status is a failure as a value. It travels between threads, and between ranks as code and
-/// text.
+/// A Status is a failure as a value. It travels between threads and, as code and text, ranks.
 class Status {
  public:
   /// Code has a value for each kind of Error that may travel.

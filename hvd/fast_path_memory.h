@@ -26,8 +26,7 @@ class FastPathMemory {
   virtual std::optional<std::uint64_t> keep(const BatchTraits& traits, std::size_t bytes) = 0;
   /// Gives a pinned block back.
   virtual void drop(std::uint64_t location) noexcept = 0;
-  /// Returns whether the block may be filled: not while others read from it what it held for a
-  /// batch.
+  /// Returns whether the block may be filled: not while others read what it held for a batch.
   virtual bool is_free(std::uint64_t location) = 0;
   /// Returns the address of a pinned block of the rank with this index in the domain; null if the
   /// location is no pinned block's.
@@ -80,8 +79,7 @@ class LeaderMemory : public FastPathMemory {
   virtual void contribute(const BatchTraits& traits, std::int64_t count,
                           std::span<const std::byte* const> blocks, Bytes& message) = 0;
   /// Does the operation for all ranks of this domain. `contributions`: by domain, this one's too.
-  /// `parts`: as in SlotMemory::run_for_all. Throws WireError if one of them is not as long as it
-  /// must be.
+  /// `parts`: as in SlotMemory::run_for_all. Throws WireError if one has a wrong length.
   virtual void combine(const BatchTraits& traits, std::int64_t count,
                        std::span<const std::span<const std::byte>> contributions,
                        std::span<std::byte* const> blocks, std::span<const std::int64_t> parts) = 0;

@@ -50,8 +50,7 @@ namespace hvd {
 /// what that does. A process that is forked from a rank is none: there the functions below throw
 /// NotInitialized, and what ranks share is a private copy.
 void init(const Config& config);
-/// Starts the library with the knobs of the environment: `init(Config::from_environment())`.
-/// Collective.
+/// Starts the library with the environment's knobs: `init(Config::from_environment())`. Collective.
 void init();
 /// Ends the library. Collective, but returns while others go on: once what this rank has submitted
 /// is over, and 0.3 s later at most. What then is still pending, as the others submit it no more,
@@ -93,8 +92,7 @@ bool nccl_built();
 bool cuda_built();
 /// Returns whether MPI may be called by several threads at once (MPI_THREAD_MULTIPLE).
 bool mpi_threads_supported();
-/// Returns one line that says what this build can do and what this run uses. Rank 0 prints it at
-/// `init()`.
+/// Returns one line on what this build can do and this run uses. Rank 0 prints it at `init()`.
 std::string backend_description();
 
 /// Returns the set of all ranks, whose id is 0.
@@ -128,8 +126,7 @@ void stop_timeline();
 
 // ------------------------------------------------------------------------------------- collectives
 
-/// A Buffer is a contiguous tensor in memory that the caller owns and keeps until the operation is
-/// done.
+/// A Buffer is a contiguous tensor in memory that the caller keeps until the operation is done.
 struct Buffer {
   void* data = nullptr;                ///< the first element; null only where there is none
   DataType dtype = DataType::Float32;  ///< the type of its elements
@@ -451,8 +448,7 @@ Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options,
 /// @}
 /// Blocks until the submission is done, and throws what it failed with.
 void wait_for(Engine& engine, HandleState& pending);
-/// Blocks until the submission is done, failed included, or the time is over. Returns whether it is
-/// done.
+/// Blocks until the submission is done or failed, or the time is over. Returns whether it is done.
 bool wait_for(Engine& engine, HandleState& pending, std::chrono::nanoseconds time);
 /// Returns whether the submission is done, failed included.
 bool poll_for(Engine& engine, HandleState& pending);

@@ -24,8 +24,7 @@ class ProcessSet {
   static constexpr std::uint64_t kAnyWorld = ~std::uint64_t{0};  ///< as a world's number
   /// Makes the global set.
   ProcessSet() = default;
-  /// Makes the set of this id in the world of this number, or in whatever world it is used; for
-  /// front ends.
+  /// Makes the set of this id in the world of this number, or in any; for front ends.
   explicit ProcessSet(int id, std::uint64_t world = kAnyWorld) : id_(id), world_(world) {}
   /// Returns its number, 0 for the global set; throws nothing.
   [[nodiscard]] int id() const { return id_; }

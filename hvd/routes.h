@@ -262,8 +262,7 @@ constexpr bool is_copied(OpKind kind, std::size_t bytes, std::size_t ranks, bool
   return is_slow && bytes <= limit(kind == OpKind::Reducescatter ? Limit::CopiedToReduceBytes
                                                                  : Limit::CopiedOfSlowBytes);
 }
-/// Returns through how many rings an owner helps those that read from it: one for all, or one for
-/// each.
+/// Returns through how many rings an owner helps its readers: one for all, or one for each.
 constexpr std::size_t relays(OpKind kind, std::size_t bytes, std::size_t ranks,
                              const RouteMachine& machine) {
   const std::size_t readers = ranks - 1;
@@ -284,8 +283,7 @@ constexpr std::size_t relays(OpKind kind, std::size_t bytes, std::size_t ranks,
 }
 /// Returns whether copies are stored past the caches. `bytes`: that all ranks get together.
 constexpr bool is_past_caches(std::size_t bytes) { return bytes >= limit(Limit::StreamedBytes); }
-/// Returns whether a message that is not eager is read where it lies by its receiver, on the same
-/// host.
+/// Returns whether a receiver reads a message that is not eager where it lies, on the same host.
 constexpr bool is_exposed(const RouteMachine& machine) {
   return machine.reads_others && !machine.is_slow;
 }

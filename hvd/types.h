@@ -12,8 +12,7 @@
 #pragma GCC visibility push(default)
 namespace hvd {
 
-/// DataType is the element type of a tensor. It travels in signatures as its number: append, never
-/// reorder.
+/// DataType is the element type of a tensor. Signatures have its number: append, never reorder.
 enum class DataType : std::uint8_t {
   UInt8,
   Int8,

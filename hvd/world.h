@@ -104,8 +104,7 @@ struct Rendezvous {
                        ///< on all members, never used twice
   /// Sets a key, which has not been set before.
   std::function<void(const std::string& key, const Value& value)> set{};
-  /// Returns a key's value as soon as somebody has set it; nullopt where nobody has when the time
-  /// is over.
+  /// Returns a key's value as soon as somebody has set it; nullopt where nobody has in time.
   std::function<std::optional<Value>(const std::string& key, std::chrono::milliseconds time)> get{};
   /// Adds to a number, which is 0 at first, and returns the sum, as one step.
   std::function<std::int64_t(const std::string& key, std::int64_t amount)> add{};

@@ -99,8 +99,7 @@ WorldGpus find_gpus(const gpu::GpuApi& table, int device, const Topology& topolo
   return gpus;
 }
 
-/// Returns the probe of the ranks that have this rank's GPU, who are found by their places in the
-/// domain.
+/// Returns the probe of the ranks that have this rank's GPU, found by their places in the domain.
 std::shared_ptr<gpu::SharingProbe> make_probe(const gpu::GpuApi& table, int device,
                                               const gpu::Placement& placement,
                                               const EngineParts& parts,

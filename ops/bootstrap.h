@@ -50,8 +50,7 @@ class Bootstrap {
   /// ended, or the ranks cannot meet any more.
   void begin();
 
-  /// Returns every rank's bytes, by rank. Throws what a rank has given `fail` instead of taking
-  /// part.
+  /// Returns every rank's bytes, by rank. Throws what a rank gave `fail` instead.
   [[nodiscard]] std::vector<Bytes> allgather(const Bytes& mine) const;
   /// Returns when all ranks have come here; throws what a rank has given `fail`.
   void agree() const { static_cast<void>(allgather({})); }
@@ -63,8 +62,7 @@ class Bootstrap {
   /// Throws Mismatch on every rank if a setting (its name, its value) is not the same on all: names
   /// those that differ, with their values by rank.
   void require_equal(const std::vector<std::pair<std::string, std::string>>& settings) const;
-  /// Returns who is where. Domains are hosts; `share_memory` turns them into what ranks share
-  /// memory.
+  /// Returns who is where. Domains are hosts; `share_memory` makes them what shares memory.
   [[nodiscard]] Topology find_hosts() const;
   /// Maps the board and the arenas of this host's ranks. Where a host refuses, or `config` says so,
   /// each of its ranks becomes a domain of its own, with private memory; `topology` then says so,

@@ -41,8 +41,7 @@ std::shared_ptr<Bootstrap>& met_ranks() {
 
 bool may_end_here(const void* process) {
   if (is_forked_from_rank() || *static_cast<const pid_t*>(process) != ::getpid()) return false;
-  // else a signal handler has interrupted it: locks are taken, and the others will see that this
-  // rank died
+  // else a signal handler has interrupted it: locks are taken, and the others see this rank die
   return !is_inside_library();
 }
 

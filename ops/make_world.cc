@@ -101,8 +101,7 @@ std::shared_ptr<Engine> make_engine(EngineParts parts, const Bootstrap& ranks) {
     beginning->born.set_value();
     return beginning->may_begin.get_future().get();
   };
-  // A child that was forked has none of its threads and connections: there it must not be taken
-  // apart.
+  // A forked child has none of its threads and connections: there it must not be taken apart.
   const auto take_apart = [made = MadeHere()](const Engine* engine) {
     if (made.still_here()) delete engine;
   };
@@ -162,8 +161,7 @@ std::unique_ptr<P2pTransport> make_transport(const ChosenWire& wire, const Topol
                                         topology.domain);
 }
 
-/// Makes the transport between all ranks, for send and recv; null in a world of one domain.
-/// Collective.
+/// Makes the transport between all ranks, for send and recv; null in one domain. Collective.
 std::unique_ptr<Transport> make_peers(const ChosenWire& wire, const Topology& topology) {
   if (topology.domains == 1) return nullptr;
   std::vector<int> ranks(static_cast<std::size_t>(topology.size));

@@ -60,8 +60,7 @@ class Detour {
   std::shared_ptr<void> memory_;
 };
 
-/// Returns how many rows of an alltoall's input each rank gets: as the options say, or as many
-/// each.
+/// Returns each rank's rows of an alltoall's input: as the options say, or as many each.
 std::vector<std::int64_t> splits_of(const Buffer& input, const AlltoallBufferOptions& options);
 /// Returns whether `SmallCalls::try_run` may be tried: it looks at no more than that.
 inline bool is_on_host(const Buffer& buffer) {

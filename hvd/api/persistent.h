@@ -18,9 +18,8 @@ namespace hvd {
 /// thread at a time uses it.
 class HVD_BETWEEN_LIBRARIES RepeatedCall {
  public:
-  /// Keeps `submission`, of one tensor, which Engine::check has let pass and which has a name.
-  /// `output`: where the result goes. Its `keep_alive`, if it has one, owns the memory and not this
-  /// object.
+  /// Keeps `submission`, of one tensor, which passed Engine::check and has a name. `output`: where
+  /// the result goes. Its `keep_alive`, if it has one, owns the memory and not this object.
   RepeatedCall(std::shared_ptr<Engine> engine, Submission submission, void* output);
   /// Waits for an operation that is under way if nobody keeps its memory alive; otherwise leaves it
   /// to itself.

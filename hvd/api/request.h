@@ -73,8 +73,7 @@ template <class Options>
   return {};
 }
 
-/// Returns the submission of such an operation, on tensors of this device; its tensors are to be
-/// added.
+/// Returns the submission of such an operation on this device; its tensors are to be added.
 template <class Options>
 [[nodiscard]] Submission request(OpKind kind, const Options& options, const Device& device = {}) {
   Submission submission;

@@ -31,8 +31,7 @@ void ResultPool::give_back(const Blocks& blocks) noexcept {
   for (const Block& block : blocks) memory_->give_back(block.memory, block.bytes);
 }
 
-/// Takes a cached block, and makes `bytes` those of the block; null where none fits. Requires the
-/// mutex.
+/// Takes a cached block, and makes `bytes` its size; null where none fits. Requires the mutex.
 std::byte* ResultPool::take(std::size_t& bytes) {
   const auto least = by_bytes_.lower_bound(bytes);
   if (least == by_bytes_.end() || least->first > bytes + bytes / kWasted) return nullptr;
@@ -46,8 +45,7 @@ std::byte* ResultPool::take(std::size_t& bytes) {
   return block.memory;
 }
 
-/// Returns the blocks to be given back so that at most so many bytes are cached. Requires the
-/// mutex.
+/// Returns what to give back so that at most so many bytes are cached. Requires the mutex.
 ResultPool::Blocks ResultPool::drop_oldest(std::size_t until_kept) {
   Blocks dropped;
   while (kept_bytes_ > until_kept) {
@@ -137,8 +135,7 @@ ResultPool::Blocks ResultPool::keep(Blocks& back) {
   return drop_oldest(limits_.kept_bytes);
 }
 
-/// Caches the blocks that no child sees any more. Returns those to be given back for them. Requires
-/// the mutex.
+/// Caches the blocks that no child sees any more. Returns those that give way. Requires the mutex.
 ResultPool::Blocks ResultPool::keep_unseen() {
   Blocks dropped;
   std::erase_if(seen_, [&](const Seen& block) {

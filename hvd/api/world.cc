@@ -30,8 +30,7 @@ struct Global {
   std::vector<std::function<void()>> hooks;
 };
 
-/// Never destroyed: a process that ends without shutdown() ends as it is, and its death tells the
-/// others.
+/// Never destroyed: a process that ends without shutdown() ends as it is, which tells the others.
 Global& global() {
   static auto* const instance = [] {
     // A fork() must not come while another thread of the process, which the child will not have,
@@ -48,8 +47,7 @@ Global& global() {
   return *instance;
 }
 
-/// Puts another world, or none, in the place of the one that is there, and returns that. Requires
-/// the mutex.
+/// Puts another world, or none, in place of the one there, and returns that. Requires the mutex.
 std::shared_ptr<RunningWorld> exchange_world(std::shared_ptr<RunningWorld> next) {
   global().changes.fetch_add(1);
   return std::exchange(global().world, std::move(next));

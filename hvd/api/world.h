@@ -58,8 +58,7 @@ void leave_world() noexcept;
 /// for nobody.
 void desert_world(int exit_status) noexcept;
 
-/// Called after every `init()` from now on, in its thread: for front ends that set themselves up
-/// then.
+/// Called after every `init()` from now on, in its thread: front ends set themselves up then.
 HVD_BETWEEN_LIBRARIES void on_init(std::function<void()> hook);
 
 }  // namespace hvd

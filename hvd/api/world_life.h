@@ -13,8 +13,7 @@
 
 namespace hvd {
 
-/// The life of a world beside the global one, from its making until this member leaves it. Any
-/// thread.
+/// The life of a world beside the global one, until this member leaves it. Any thread.
 class WorldLife : public std::enable_shared_from_this<WorldLife> {
  public:
   /// The wait for others that end it too, here and in shutdown().
@@ -54,8 +53,7 @@ class WorldLife : public std::enable_shared_from_this<WorldLife> {
   std::weak_ptr<RunningWorld> ending_;
 };
 
-/// Returns the life of the world that the innermost WorldScope of this thread is of; null outside
-/// of them.
+/// Returns the life of the world of this thread's innermost WorldScope; null outside of them.
 [[nodiscard]] WorldLife*& chosen_world();
 
 }  // namespace hvd

@@ -13,8 +13,7 @@
 
 namespace hvd {
 
-/// Returns the digest of `bytes` bytes; `before` is that of what precedes them, so that digests can
-/// be chained.
+/// Returns the digest of `bytes` bytes; `before`, of what precedes them, chains digests.
 HVD_BETWEEN_LIBRARIES std::uint64_t digest_of_memory(const void* memory, std::size_t bytes,
                                                      std::uint64_t before = 0);
 inline std::uint64_t digest_of(std::string_view text, std::uint64_t before = 0) {

@@ -15,8 +15,7 @@ namespace hvd {
 
 /// From now on a child that is forked from this process knows that it was forked from `rank`.
 void become_rank(int rank) noexcept;
-/// The same, where this process is no rank yet, and for good: such a world may outlive the global
-/// one.
+/// The same, where it is no rank yet, and for good: such a world may outlive the global one.
 void become_rank_of_some_world(int rank) noexcept;
 /// From now on a child that is forked from this process is as good as this process, unless it has
 /// been in a world beside the global one.

@@ -75,8 +75,7 @@ inline constexpr WaitPlan kClaim{.looks = 200, .offers = 100};
 /// For another rank's part of a small operation, first: about 10 us, and not at all where ranks
 /// share cores.
 inline constexpr WaitPlan kFirst{.looks = 300};
-/// And then, unless that has been in vain of late. The other ranks' turns on a shared core are
-/// shorter.
+/// And then, unless that was in vain lately. The other ranks' turns on a shared core are shorter.
 inline constexpr WaitPlan kOn{.time = microseconds(100), .offers = 20, .longest = microseconds(50)};
 
 }  // namespace waits

@@ -117,9 +117,8 @@ class Engine : private EngineEvents {
   /// Returns whether the world has failed. Any thread.
   [[nodiscard]] bool has_failed() const { return board_.failed(); }
 
-  /// Ends the world at once, for all ranks: all that is pending and all that comes fails with
-  /// `why`, unless it has failed before. Waits for nobody, and does nothing after shutdown(). Any
-  /// thread.
+  /// Ends the world at once, for all ranks: what is pending and what comes fails with `why`, unless
+  /// it has failed before. Waits for nobody, and does nothing after shutdown(). Any thread.
   void abort(const Status& why);
 
   /// Not collective: this rank ends without shutdown(), for the reason given. Where it speaks for

@@ -270,8 +270,7 @@ Launch read_forced(const Environment& environment, const std::string& wanted) {
   return launch;
 }
 
-/// The sentence for RANK and WORLD_SIZE that announce several ranks, and do not say where they
-/// meet.
+/// The sentence for RANK and WORLD_SIZE that announce several ranks but no meeting place.
 [[noreturn]] void refuse_torch(const Environment& environment, const Announcement& torch) {
   std::vector<std::string> missing;
   for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
@@ -303,8 +302,7 @@ Launch launch_by_other(const Environment& environment, Announcement other) {
   return launch;
 }
 
-/// Through MPI, as its own launcher has started it; `torch` is what RANK and WORLD_SIZE say
-/// besides.
+/// Through MPI, as its own launcher has started it; `torch` is what RANK and WORLD_SIZE say.
 Launch launch_by_mpi(const Environment& environment, Announcement mpi, const Announcement& torch) {
   const bool can_start = can_start_mpi(environment, mpi);
   Launch launch = launch_by(Launch::Way::Mpi, std::move(mpi));

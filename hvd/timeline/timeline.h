@@ -42,8 +42,7 @@
 
 namespace hvd {
 
-/// A TraceTime is a point of time: nanoseconds of the steady clock, which all processes of a host
-/// share.
+/// A TraceTime is a point of time: nanoseconds of the steady clock, one for a host.
 using TraceTime = std::int64_t;
 
 class Timeline {
@@ -64,8 +63,7 @@ class Timeline {
   /// agree at this moment.
   void start(const std::string& path, const TimelineOptions& options, std::uint64_t max_bytes,
              const Topology& topology, const Exchange& exchange);
-  /// Ends this rank's part: what was noted is in the file when it returns. Does nothing where none
-  /// runs.
+  /// Ends this rank's part: what was noted is then in the file. Does nothing where none runs.
   void stop() noexcept;
 
   [[nodiscard]] bool on() const noexcept { return on_.load(std::memory_order_relaxed); }

@@ -134,8 +134,7 @@ std::string MpiMeeting::find_loss() {
 }
 
 void MpiMeeting::tell_loss() {
-  // Ranks of other hosts cannot see it. A few bytes leave at once, wherever this rank goes from
-  // here.
+  // Ranks of other hosts cannot see it. A few bytes leave at once, wherever this rank goes next.
   static auto* const texts = new std::vector<std::unique_ptr<std::string>>;
   const std::string& text = *texts->emplace_back(std::make_unique<std::string>(broken_));
   for (int other = 0; other < size(); ++other) {

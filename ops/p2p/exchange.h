@@ -59,8 +59,7 @@ class Requests {
   Requests(const Requests&) = delete;
   Requests& operator=(const Requests&) = delete;
 
-  /// Memory that lasts as long as this object, and for as long as the wire may touch it. Aligned
-  /// to 64.
+  /// Memory that lasts as long as this object, and as the wire may touch it. Aligned to 64.
   std::span<std::byte> buffer(std::size_t bytes);
 
   /// Each is one message or, if it is long and for another host, several in turn
@@ -85,8 +84,7 @@ class Requests {
     std::size_t expected;  ///< bytes to receive
   };
   void add(const Posted& posted, Message message);
-  /// Calls `visit` with the pieces in which `bytes` travel to or from `peer`: the same on both
-  /// sides.
+  /// Visits the pieces in which `bytes` travel to or from `peer`: the same on both sides.
   template <class Byte, class Visit>
   void each_piece(std::span<Byte> bytes, int peer, Visit&& visit) const;
 

@@ -86,8 +86,7 @@ class PointToPoint {
   /// Returns whether the bytes of all sends that are done have left this process. Makes them leave
   /// when it is called again and again.
   virtual bool flush() = 0;
-  /// Looks, where a message that is done at both ends still needs its sender or its receiver to do
-  /// so.
+  /// Looks, where a message done at both ends still needs its sender or its receiver to do so.
   virtual void look_again() {}
   [[nodiscard]] virtual bool looks_again() const { return false; }
 };

@@ -57,8 +57,7 @@ bool P2pTransport::is_done(Posted& posted) {
 }
 
 void P2pTransport::reap() {
-  // Almost always the oldest are done first; one that is not holds back only the freeing of the
-  // others.
+  // Almost always the oldest are done first; one that is not only delays the freeing of others.
   while (!outgoing_.empty() && is_done(outgoing_.front().posted)) outgoing_.pop_front();
 }
 

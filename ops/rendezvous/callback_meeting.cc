@@ -90,8 +90,7 @@ std::optional<Bytes> CallbackMeeting::await(const std::string& what, int from,
 
 // ----------------------------------------------------------------------------------- the beginning
 
-/// A number that is not 1 says that a rank of this name and number was here: another world, or an
-/// old store.
+/// Another number than 1: a rank of this name and number was here: another world, or an old store.
 void CallbackMeeting::announce() {
   std::int64_t times = 0;
   try {

@@ -60,8 +60,7 @@ std::optional<Frame> FrameReader::next() {
 }
 
 Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> message) {
-  // The store's thread may come here while the process ends: libcrypto must not have cleaned up by
-  // then.
+  // The store's thread may come here while the process ends: libcrypto must not be gone by then.
   [[maybe_unused]] static const int stays = ::OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   Digest digest{};
   const auto* text = reinterpret_cast<const unsigned char*>(message.data());

@@ -70,8 +70,7 @@ bool is_same(const Digest& a, const Digest& b);
 using Nonce = std::array<std::byte, 16>;
 /// Returns what nobody can foresee.
 Nonce make_nonce();
-/// Returns the key of a job: of its token, which may be empty, and of what else tells it from
-/// others.
+/// Returns the key of a job: of its token, which may be empty, and what else tells it from others.
 Digest make_key(std::string_view token, std::string_view job);
 
 Bytes make_greeting(const Nonce& nonce);

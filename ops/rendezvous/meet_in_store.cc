@@ -75,8 +75,7 @@ class StoreFinder {
                      std::chrono::duration_cast<std::chrono::seconds>(patience_).count(), kKnob);
   }
 
-  /// A name may take a moment to be known: that of a pod until it is there, which may be long after
-  /// this one.
+  /// A name may take a moment to be known: a pod's until it is there, perhaps long after this one.
   std::vector<SocketAddress> resolve_host() {
     for (;;) {
       std::string problem;

@@ -26,8 +26,7 @@ class Meeting {
   virtual void begin() = 0;
   /// Returns why this cannot be used any more; empty if it can.
   [[nodiscard]] virtual const std::string& broken() const = 0;
-  /// Collective. Returns every rank's bytes, by rank. Waits without spinning, for as long as all
-  /// live.
+  /// Collective. Returns every rank's bytes, by rank. Waits without spinning while all live.
   virtual std::vector<Bytes> allgather(const Bytes& mine) = 0;
   /// Collective. Returns when all ranks have called it. Waits without spinning. Who returns may end
   /// its process.
@@ -43,8 +42,7 @@ class Meeting {
 
 /// Returns what names the host of this process, as far as its ranks can share memory.
 std::string name_of_host();
-/// Returns, by rank, the lowest rank of the same host; `names`: what each rank says of its host, a
-/// string.
+/// Returns, by rank, the lowest rank of the same host; `names`: each rank's of its host, a string.
 std::vector<int> hosts_by_name(const std::vector<Bytes>& names);
 /// Returns the sentence for a rank that has died.
 std::string words_of_dead(int rank);

@@ -38,8 +38,7 @@ class PieceExchange {
   void take(std::size_t source, std::size_t skipped, RelayEnd from, std::span<std::byte> to) {
     incoming_.push_back({from.relay, to, source, skipped, from.reader});
   }
-  /// Takes all that is to be taken, and gives meanwhile what is to be given. Returns false if
-  /// `read` has.
+  /// Takes all that is to be taken, and gives meanwhile. Returns false if `read` has.
   bool take_all(const Read& read);
   /// Gives on until the readers have all, or do nothing for a moment. Returns false if one of them
   /// has not begun.

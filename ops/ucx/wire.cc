@@ -23,8 +23,7 @@ constexpr std::chrono::seconds kPatience{60};
 
 using Allgather = std::function<std::vector<Bytes>(const Bytes&)>;
 
-/// Makes the endpoints of all ranks. Returns what UCX says of one that it cannot make, or an empty
-/// text.
+/// Makes the endpoints of all ranks. Returns what UCX says of one it cannot make, or an empty text.
 std::string find_ways(UcxWorker& worker, int size) {
   std::string problem;
   for (int rank = 0; rank < size; ++rank) try {

@@ -36,8 +36,7 @@ void avoid_puts(const UcxApi& api, const Version& version, ucp_config_t* config)
     static_cast<void>(api.config_modify(config, "PUT_ENABLE", "n"));
 }
 
-/// Returns whether nobody has said, in the environment or in UCX's file, which transports may be
-/// used.
+/// Returns whether neither the environment nor UCX's file says which transports may be used.
 bool is_free_to_choose(const UcxApi& api, const ucp_config_t* config) {
   char* text = nullptr;
   std::size_t bytes = 0;

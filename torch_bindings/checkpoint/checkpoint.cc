@@ -137,8 +137,7 @@ void note_own_buffers(const torch::nn::Module& module, const ProcessSet& set, Of
   }
 }
 
-/// Writes `archive`, in which the optimizer is already, with the rest, beside the file that there
-/// is.
+/// Writes `archive`, in which the optimizer is already, with the rest, beside the present file.
 std::unique_ptr<detail::FreshFile> written(OutputArchive& archive, const std::string& path,
                                            const torch::nn::Module& module, std::int64_t step,
                                            const Checkpoint::Extra& extra) {

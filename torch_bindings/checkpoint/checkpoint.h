@@ -54,8 +54,7 @@ class OptimizerLoad;
 #pragma GCC visibility push(default)
 namespace hvd {
 
-/// CheckpointOptions say what a Checkpoint keeps, and what belongs to it besides model and
-/// optimizer.
+/// CheckpointOptions say what a Checkpoint keeps, and what it has besides model and optimizer.
 struct CheckpointOptions {
   /// The number of files that stay: `path` is the one written last, whatever its step, `path`.1 the
   /// one before, and so on. At least 1. Two Checkpoints in a folder do not meet unless one's path
@@ -68,8 +67,7 @@ struct CheckpointOptions {
   /// is saved and loaded.
   bool random_state = true;
   /// True: the model in the file has the means of the ranks' buffers (see AveragedBuffers), for
-  /// those who read it with another number of ranks. False: it has the first rank's. The same on
-  /// all ranks.
+  /// readers with another number of ranks. False: it has the first rank's. The same on all ranks.
   bool average_buffers = false;
   /// More tensors that belong to each rank alone, asked for by `save`, and by `load` to be filled
   /// in place if as many ranks read the file and they have the same shapes and types:

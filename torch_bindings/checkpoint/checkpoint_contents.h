@@ -42,8 +42,7 @@ struct Found {
   at::Tensor tensor, stored;
 };
 
-/// Finds what each tensor of the module becomes, as Module::save nests them. Throws for what does
-/// not fit.
+/// Finds what each module tensor becomes, as Module::save nests them. Throws for what does not fit.
 void match(torch::nn::Module& module, torch::serialize::InputArchive& archive,
            const std::string& prefix, std::vector<Found>& found);
 /// Throws if tensors that are one here (tied weights) are several in the file, with other values.
@@ -56,8 +55,7 @@ std::vector<at::Tensor> to_be_equal(const std::vector<Found>& found);
 using NamesInOrder = std::vector<std::vector<std::string>>;
 /// Returns them in the order in which the parameters' state is written.
 NamesInOrder names_in_order(const torch::nn::Module& module, torch::optim::Optimizer& optimizer);
-/// Throws CheckpointError where the state in the file would go to other parameters than those it is
-/// of.
+/// Throws CheckpointError where the state in the file would go to other parameters than its own.
 void check_order(torch::serialize::InputArchive& archive, const NamesInOrder& here);
 
 }  // namespace hvd::detail

@@ -42,8 +42,7 @@ std::shared_ptr<Operation> operation_of_same_shapes(OpKind kind,
   return operation;
 }
 
-/// The tensors of a group that are another function of what came before when they have been
-/// changed.
+/// The tensors of a group that are another function of what came before once they are changed.
 class Histories {
  public:
   /// Looks at the tensors before they are changed. Throws InvalidArgument.
@@ -67,8 +66,7 @@ class Histories {
   bool group_;
 };
 
-/// Both forms take the function that makes the operation, and the one that makes its rule for
-/// gradients.
+/// Both forms take the functions that make the operation and its rule for gradients.
 template <class Options>
 std::vector<at::Tensor> run_in_place(
     std::string_view what, const std::vector<at::Tensor>& tensors, const Options& options,

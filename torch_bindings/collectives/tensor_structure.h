@@ -51,8 +51,7 @@ concept ListOfTensors =
   list.push_back(value);
 };
 
-/// Calls `visit` with each defined tensor of `value`, in an order that stays as long as `value`
-/// does.
+/// Calls `visit` with each defined tensor of `value`, in an order that stays while `value` does.
 template <class T, class Visit>
 void visit_tensors(T& value, const Visit& visit) {
   using Plain = std::remove_const_t<T>;
@@ -74,8 +73,7 @@ void visit_tensors(T& value, const Visit& visit) {
   }
 }
 
-/// Throws InvalidArgument: replicas returned values that cannot be joined, as they differ in
-/// `what`.
+/// Throws InvalidArgument: replicas returned values that differ in `what`.
 [[noreturn]] void refuse_to_join(const char* what);
 
 /// Calls `visit` with the tensors that stand at the same place in all of `values`, of which there

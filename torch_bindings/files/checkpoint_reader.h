@@ -25,8 +25,7 @@ class CheckpointFile {
   /// Opens it and reads it through once, so that one that cannot be read is found before anything
   /// changes. `all_at_once`: no tensor is left in the file.
   CheckpointFile(const std::string& path, bool all_at_once);
-  /// Returns all but the large tensors, for CheckpointReader: on this rank or, sent there, on
-  /// others.
+  /// Returns all but the large tensors, for CheckpointReader: here or, sent there, on others.
   [[nodiscard]] std::string outline() const;
   void read(std::uint64_t from, void* to, std::size_t bytes) const { file_.read(from, to, bytes); }
 

@@ -32,8 +32,7 @@ class File {
   int descriptor_;
 };
 
-/// A new file beside `path` that takes its place when it is complete, and is removed if it does
-/// not.
+/// A new file beside `path` that takes its place when it is complete, or is removed.
 class FreshFile {
  public:
   /// Makes the file, and its folder if that is missing.

@@ -45,8 +45,7 @@ class BucketMemory {
     bool go_in_parts = false;  ///< each rank keeps another part of the result, by the order of the
                                ///< parameters' memory
   };
-  /// Returns memory of a GPU for gradients that travel in this type; null where there is none to
-  /// have.
+  /// Returns GPU memory for gradients that travel in this type; null where there is none to have.
   using Lend = std::function<std::shared_ptr<void>(DataType, std::size_t bytes)>;
 
   /// Refers to the members, by which the host's memory knows who reduces in it, and to the terms.

@@ -71,8 +71,7 @@ class GradientCompressor {
   /// may be collective: this rank's gradients are multiplied by what it returns, and are zeros if
   /// that is 0.
   void reduce(const Shape& also_compared = {}, const std::function<double()>& factor = nullptr);
-  /// Collective. Throws Mismatch, on all ranks, if they compare different shapes, or some of them
-  /// reduce.
+  /// Collective. Throws Mismatch, on all ranks, if they compare different shapes, or some reduce.
   void compare(const Shape& shape);
   /// Returns what this rank remembers, in a fixed order; it may be written to.
   [[nodiscard]] virtual std::vector<at::Tensor> memory() const { return residuals_; }

@@ -18,8 +18,7 @@ namespace hvd {
 /// The order of one reducer's gradients.
 class GradientArrivals {
  public:
-  /// Until it is followed there is no order. `name`: of what has the gradients, the same on all
-  /// ranks.
+  /// Until it is followed there is no order. `name`: of the gradients' owner, equal on all ranks.
   GradientArrivals(std::string name, ProcessSet process_set)
       : name_(std::move(name)), process_set_(std::move(process_set)) {}
 

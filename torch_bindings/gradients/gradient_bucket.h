@@ -88,8 +88,7 @@ struct GradientBucket {
   void take_in_together(bool are_thrown_away);
   /// Multiplies what is sent by this rank's weight, in place.
   void weigh(const GradientWeights& weights);
-  /// Divides what was sent in vain again, after a round that has failed, so that it can be reduced
-  /// once more.
+  /// Divides what was sent again after a failed round, so that it can be reduced once more.
   void put_back_weighed(double factor);
   /// Makes the gradients that the backend was to copy what they were.
   void put_given_back();

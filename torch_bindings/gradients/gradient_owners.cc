@@ -21,8 +21,7 @@ Table& table() {
   return *made;
 }
 
-/// Calls `visit(owner, process_set)` for all owners of the parameter. The table is locked
-/// meanwhile.
+/// Calls `visit(owner, process_set)` for all owners of the parameter. The table is locked.
 template <class Visit>
 void for_each_owner(const at::Tensor& parameter, const Visit& visit) {
   const auto [begin, end] = table().owners.equal_range(parameter.unsafeGetTensorImpl());

@@ -47,15 +47,13 @@ class GradientWeights {
   [[nodiscard]] std::shared_ptr<HandleState> pending() const {
     return round_ ? round_->pending : nullptr;
   }
-  /// Waits for the sum, where there is one. Returns false where other ranks' gradients have no
-  /// weights.
+  /// Waits for the sum, where there is one. Returns false where others' gradients have no weights.
   bool learn();
   void end_round() { round_.reset(); }
 
   /// Returns what this rank's gradients are multiplied by before they are averaged.
   [[nodiscard]] double factor() const { return factor_; }
-  /// Returns `values` so multiplied. What counts nothing is zeros: the mean of no rows is not a
-  /// number.
+  /// Returns `values` so multiplied. What counts 0 is zeros: the mean of no rows is not a number.
   [[nodiscard]] at::Tensor weighed(const at::Tensor& values) const;
 
  private:

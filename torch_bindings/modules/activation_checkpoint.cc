@@ -55,8 +55,7 @@ class KeptTensor {
 /// Thrown through the function when all tensors are there.
 struct AllTensorsAreThere {};
 
-/// An input of the part. In a part within another it is itself one of the tensors that this one
-/// leaves out.
+/// An input of the part. In a part within another it is itself one of the tensors left out.
 struct CheckpointedInput {
   explicit CheckpointedInput(const at::Tensor& tensor)
       : version(changes_of(tensor)),
@@ -263,8 +262,7 @@ at::Tensor CheckpointedPart::give(std::size_t place) {
   return tensor;
 }
 
-/// The first call: tensors are left out, but for parameters and other leaves, which are there
-/// anyway.
+/// The first call: tensors are left out, but for parameters and other leaves, there anyway.
 class CheckpointScope::Taking final : public SavedTensorTaker {
  public:
   explicit Taking(std::shared_ptr<CheckpointedPart> part) : part_(std::move(part)), scope_(this) {}

@@ -33,8 +33,7 @@ std::vector<at::Tensor> parameters_of(const Optimizer& optimizer) {
   return parameters;
 }
 
-/// By which an optimizer is known between `unscale_` and `update`: a wrapper may be moved
-/// meanwhile.
+/// By which an optimizer is known between `unscale_` and `update`: a wrapper may be moved.
 const Optimizer* key_of(Optimizer& optimizer) {
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
   return distributed != nullptr ? &distributed->wrapped() : &optimizer;

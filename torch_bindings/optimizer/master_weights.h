@@ -42,8 +42,7 @@ class SharedGroups;
 #pragma GCC visibility push(default)
 namespace hvd {
 
-/// A MasterWeights is an optimizer of 16-bit parameters around another that steps their fp32
-/// masters.
+/// A MasterWeights is an optimizer of 16-bit parameters around one that steps their fp32 masters.
 class MasterWeights : public detail::MasterOptimizer {
  public:
   /// Wraps `optimizer`. Local. A state that it has already is taken to fp32.

@@ -90,8 +90,7 @@ void OptimizerReducers::reduce(bool also_synchronized) {
     }
   }
   const bool compares_next = announce_changes();
-  // of an error that is this rank's alone the others have not heard: they have compared their
-  // groups
+  // the others know nothing of an error of this rank alone: they have compared their groups
   if (!on_all_ranks) {
     changed_ = compares_next;
     if (!changed_) groups_.note_agreed();

@@ -33,8 +33,7 @@ std::string type_of(const T& object) {
   return c10::demangle(typeid(object).name());
 }
 
-/// LibTorch's own, whose `save` and `load` are known to carry everything; not what a user derives
-/// from them.
+/// LibTorch's own, whose `save` and `load` carry everything; not what a user derives from them.
 bool is_of_libtorch(const Optimizer& optimizer) {
   using namespace torch::optim;
   const auto& type = typeid(optimizer);
@@ -371,8 +370,7 @@ void OptimizerLoad::load_states(InputArchive& parts, InputArchive& mine) {
   });
 }
 
-/// A state to read into: a copy of the parameter's own, or of any that there is; null if there is
-/// none.
+/// A state to read into: a copy of the parameter's own, or of any there is; null if none.
 std::unique_ptr<OptimizerParamState> OptimizerLoad::blank_state(void* key) {
   for (States* const states : {&holder_.state(), &before_}) {
     const auto own = states->find(key);

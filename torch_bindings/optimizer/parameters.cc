@@ -30,8 +30,7 @@ struct Item {
   [[nodiscard]] std::string name() const { return joined(names, ", "); }
 };
 
-/// In the order of their names, each tensor once. Throws InvalidArgument for a name that is there
-/// twice.
+/// In the order of their names, each tensor once. Throws InvalidArgument if a name is there twice.
 std::vector<Item> in_order(const NamedTensors& tensors) {
   std::map<std::string, at::Tensor> by_name;
   for (const auto& [name, tensor] : tensors)

@@ -135,8 +135,7 @@ std::string written(const OptimizerOptions& options) {
   return text_of(archive);
 }
 
-/// Returns whether the type overrides both forms of serialize(): tried once for each type, on a
-/// copy.
+/// Returns whether the type overrides both forms of serialize(): tried once a type, on a copy.
 bool is_serializable(const OptimizerOptions& options) {
   static std::mutex mutex;
   static std::map<std::type_index, bool> tried;

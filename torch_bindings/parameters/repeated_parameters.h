@@ -44,8 +44,7 @@ class RepeatedParameters {
   std::vector<at::Tensor> instead_;
 };
 
-/// Loads what torch::save wrote, as `optimizer.load()` does, also where a group lists a parameter
-/// twice.
+/// Loads what torch::save wrote as `optimizer.load()`, also where a group lists a parameter twice.
 void load_state(torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive);
 
 }  // namespace hvd::detail

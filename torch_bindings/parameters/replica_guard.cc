@@ -123,8 +123,7 @@ std::vector<ReplicaComparer::Piece> ReplicaComparer::pieces(Extent extent) const
   return found;
 }
 
-/// Starts the copy, on the stream that is current: what is there now, and not what a step makes of
-/// it.
+/// Starts the copy, on the stream that is current: what is there now, not what a step makes of it.
 void ReplicaComparer::stage(const Piece& piece) {
   const at::Tensor bytes = as_bytes(tensors_[piece.tensor].second)
                                .narrow(0, static_cast<std::int64_t>(piece.first_byte),

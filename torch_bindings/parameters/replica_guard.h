@@ -69,8 +69,7 @@ class ReplicaComparer {
   /// it names what differs, the step and the ranks. It is an OtherTensors where names, shapes or
   /// order differ.
   void end_round();
-  /// Compares all, now, whatever Config::replica_guard says. Collective; throws as end_round()
-  /// does.
+  /// Compares all now, whatever Config::replica_guard is. Collective; throws as end_round() does.
   void check();
   /// Counts a step, for what is said of it.
   void note_step() { ++steps_; }

@@ -88,8 +88,7 @@ class MasterCopies {
   /// Notes that its elements are brought to the nearest ones from -bound to bound, in fp32, after
   /// what was noted before.
   void clamp(const at::Tensor& parameter, double bound);
-  /// Returns `part`, the gradient of `parameter` or some elements of it, in fp32 and changed as was
-  /// noted.
+  /// Returns `part`, of the gradient of `parameter` or all of it, in fp32 and changed as was noted.
   [[nodiscard]] at::Tensor wide(const at::Tensor& parameter, const at::Tensor& part) const;
   /// The gradients have been used, or thrown away.
   void forget_factors() { factors_.clear(); }

@@ -91,8 +91,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void tell_weight();
   /// Reduces whatever there is, for those who call it at the end of each backward pass.
   void finish_pass();
-  /// Begins the evaluation of a closure: `synchronize()` is to reduce after it, whatever came
-  /// before.
+  /// Begins the evaluation of a closure: `synchronize()` reduces after it, whatever came before.
   void begin_evaluation();
   /// Waits for what is under way and forgets what has gathered, before gradients are thrown away.
   void settle();

@@ -62,8 +62,7 @@ class ReducerBuckets {
 
   [[nodiscard]] std::vector<GradientSlot>& slots() { return slots_; }
   [[nodiscard]] const std::vector<GradientSlot>& slots() const { return slots_; }
-  /// Returns the round of the slot's bucket; of those that are in none it is one that is not
-  /// submitted.
+  /// Returns the round of the slot's bucket; where it is in none, one that is not submitted.
   [[nodiscard]] GradientRound& round_of(const GradientSlot& slot) {
     return slot.compressed ? compressed_ : buckets_[slot.bucket].round;
   }
@@ -75,12 +74,10 @@ class ReducerBuckets {
       const GradientSlot* just_given = nullptr) const;
   /// Returns whether one has come too late for its bucket.
   [[nodiscard]] bool has_late() const;
-  /// Returns whether other ranks may wait for what this one has given since the last round, or was
-  /// to give.
+  /// Returns whether others may wait for what this rank gave since the last round, or was to give.
   [[nodiscard]] bool has_gathered() const;
   [[nodiscard]] bool has_begun() const { return has_begun_; }
-  /// Returns how many ranks' sum the result is: 1 where it is an average, or where there is one
-  /// rank.
+  /// Returns how many ranks' sum the result is: 1 for an average, or where there is one rank.
   [[nodiscard]] int summed_ranks() const;
   [[nodiscard]] std::vector<std::vector<at::Tensor>> parameters() const;
   /// Returns what compresses gradients by a compression that needs a memory; null without one.

@@ -149,8 +149,7 @@ void ReducerBuckets::wait_for(GradientBucket& bucket, Round round) {
       throw;
     } catch (const Mismatch& error) {
       bucket.put_given_back();
-      // The ranks may differ just in who knows that a gradient is sparse. Then all know now, and
-      // try again.
+      // The ranks may differ just in who knows that a gradient is sparse. Then all know, and retry.
       if (again || options_.sparse_as_dense || !bucket.learn_sparse(options_.process_set))
         throw explained(error, bucket.name,
                         context_.history.peculiarities(context_.weights.own().has_value()),

@@ -70,8 +70,7 @@ void ReducerBuckets::put_away(GradientBucket& bucket, Round round, bool early) {
   bucket.round.put_away();
 }
 
-/// While backward runs: the buckets that are reduced already do not keep their memory until the
-/// others are.
+/// While backward runs: reduced buckets do not keep their memory until the others are.
 void ReducerBuckets::put_away_what_is_done() {
   if (keeper_ == nullptr) return;
   for (auto& bucket : buckets_) {

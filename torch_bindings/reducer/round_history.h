@@ -30,8 +30,7 @@ class RoundHistory {
   /// Notes that gradients are thrown away, where there were rounds without a step.
   void throw_away();
   void begin_step();
-  /// Notes that the step cannot be made, as the gradient of this parameter was changed while on its
-  /// way.
+  /// Notes that the step cannot be made, as this parameter's gradient was changed on its way.
   void refuse(std::string parameter) { refused_ = std::move(parameter); }
 
   /// Has the next round compare the layout. `said`: of this rank, where it differs; empty: that

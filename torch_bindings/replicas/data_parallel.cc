@@ -335,8 +335,7 @@ std::vector<Tensors> scatter(const Tensors& inputs, std::size_t wanted, std::int
   return pieces;
 }
 
-/// One after the other on the first device; numbers become a list, unless there is one replica by
-/// choice.
+/// One after the other on the first device; numbers become a list, unless one replica was chosen.
 Tensors gather(const std::vector<Tensors>& by_place, std::int64_t dim, at::Device device,
                bool single) {
   Tensors joined;

@@ -51,8 +51,7 @@ struct DataParallelOptions {
 };
 
 namespace detail {
-/// Calls the replica of this number with these tensors in the place of the inputs, and keeps what
-/// it returns.
+/// Calls the replica of this number with these tensors as inputs, and keeps what it returns.
 using Forward = std::function<void(torch::nn::Module& replica, std::size_t number,
                                    const std::vector<at::Tensor>& inputs)>;
 /// Returns, when all replicas have been called, what they have returned: for each place the tensor
@@ -184,8 +183,7 @@ class DataParallel {
     return forward(inputs...);
   }
 
-  /// Makes the next calls make new replicas. Requires that no other thread calls forward()
-  /// meanwhile.
+  /// Has the next calls make new replicas. Requires that no other thread calls forward() meanwhile.
   void forget_replicas() { pool_ = detail::make_replica_pool(); }
   /// Returns the module that is trained.
   const std::shared_ptr<Wrapped>& module() const { return module_; }

@@ -141,8 +141,7 @@ void OptimizerShards::add(const Named& parameters, std::size_t first, const Runs
   arrange();
 }
 
-/// Cuts new parameters: into equal shares, or between parameters where the optimizer must see whole
-/// ones.
+/// Cuts new parameters: into equal shares, or whole ones where the optimizer must see them so.
 detail::ShardPieces OptimizerShards::cut(detail::NamedParameters parameters,
                                          const Runs& runs) const {
   const std::size_t shares = exchange_.owners().size();

@@ -70,13 +70,11 @@ class OptimizerShards {
   /// After the wrapped optimizer's groups have changed: shares out the parameters from place
   /// `first` on of all that there are now. Local.
   void add(const Named& parameters, std::size_t first, const Runs& runs = {});
-  /// Throws InvalidArgument if the wrapped optimizer has been stepped by itself, as its state
-  /// shows.
+  /// Throws InvalidArgument if the wrapped optimizer was stepped by itself, by its state.
   void check_untouched();
 
   /// While the wrapped optimizer steps, its groups hold this rank's pieces, with their parts of the
-  /// parameters' gradients, from `lend()` to `take_back()`; each does nothing where it is so
-  /// already.
+  /// gradients, from `lend()` to `take_back()`; each does nothing where it is so already.
   void lend();
   void take_back();
   /// Before it, and after all gradients are there: collective where there is one copy of the

@@ -185,8 +185,7 @@ void ShardedState::keep(States whole, CheckpointReader* reader) const {
   }
 }
 
-/// Returns the elements of the piece, in the order of the parameter's memory, in memory of their
-/// own.
+/// Returns the elements of the piece, in the parameter's memory order, in memory of their own.
 at::Tensor ShardedState::part_of(const at::Tensor& whole, const ShardPiece& piece,
                                  CheckpointReader* reader) {
   if (reader == nullptr || !reader->is_unread(whole))

@@ -197,8 +197,7 @@ void SharedBuffers::finish(Sharing& sharing) {
   share_what_has_changed(sharing, nullptr, is_root);
 }
 
-/// Collective over the ranks that have got a Mismatch. Throws one that says which buffers each of
-/// them has.
+/// Collective over the ranks that have got a Mismatch. Throws one that says which buffers each has.
 void SharedBuffers::tell_differences(const Sharing& sharing) const {
   try {  // some ranks have told, as they have large buffers, and the others have not yet
     static_cast<void>((sharing.telling ? *sharing.telling : tell({})).wait());

@@ -38,8 +38,7 @@ struct WarmupOptions {
   std::function<double(unsigned)> then{};
 };
 
-/// A Schedule is a scheduler whose rates are made of targets and of the number of calls of
-/// `step()`.
+/// A Schedule is a scheduler whose rates follow from targets and the number of calls of `step()`.
 class Schedule : public torch::optim::LRScheduler {
  public:
   /// Returns what the rate of a group is after `step` calls of step().

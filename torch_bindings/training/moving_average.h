@@ -83,8 +83,7 @@ class ExponentialMovingAverage {
 
   /// Writes averages and number of updates.
   void save(torch::serialize::OutputArchive& archive) const;
-  /// Reads what save() wrote. Throws c10::Error, and stays as it was, for the averages of another
-  /// model.
+  /// Reads what save() wrote. Throws c10::Error, and stays as it was, for another model's averages.
   void load(torch::serialize::InputArchive& archive);
 
  private:

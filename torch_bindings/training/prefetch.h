@@ -58,8 +58,7 @@ class DeviceFeed {
   DeviceFeed(const DeviceFeed&) = delete;
   DeviceFeed& operator=(const DeviceFeed&) = delete;
   [[nodiscard]] bool is_idle() const { return stream_ == nullptr; }
-  /// For the reader: puts what is on the device in the places of these tensors, and says when it is
-  /// there.
+  /// For the reader: puts what is on the device in the places of these tensors, and says when.
   std::shared_ptr<Mark> send(const std::vector<at::Tensor*>& tensors);
   /// For the consumer: its current stream waits for that, and keeps the memory.
   void receive(const Mark& mark, const std::vector<at::Tensor*>& tensors);

@@ -31,8 +31,7 @@ struct ElasticSampler::State {
   [[nodiscard]] std::size_t part(std::size_t of, std::size_t whose) const {
     return of / ranks + (whose < of % ranks ? 1 : 0);
   }
-  /// Batches that all ranks make together and that are complete; without a size of them all is the
-  /// rest.
+  /// Batches that all ranks make together and that are complete; without a size all is the rest.
   [[nodiscard]] std::size_t full() const {
     return options.global_batch == 0 ? 0 : left() / options.global_batch;
   }

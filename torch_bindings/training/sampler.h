@@ -69,8 +69,7 @@ class ElasticSampler : public torch::data::samplers::Sampler<> {
   /// ended, and with a `global_batch` for another number than this rank's share.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
-  /// Notes that this rank has used `count` more of the items that it was dealt, and the other ranks
-  /// likewise.
+  /// Notes that this rank has used `count` more of its items, and the other ranks likewise.
   void record_batch(std::size_t count);
   /// Deals the whole of that epoch, in its own order, none of it used. To be called before the
   /// loader begins the epoch; a DataLoader that has a copy of this sampler takes it from there.

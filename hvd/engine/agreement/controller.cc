@@ -274,8 +274,7 @@ Agreement Controller::agreement_of(const Unit& unit) const {
   Agreement what;
   what.present.assign(unit.slots, false);
   what.absent = absent_from(unit);
-  // Not the rank that says so: it may have been overtaken between its joining and its arriving
-  // here.
+  // Not the rank that says so: it may be overtaken between joining and arriving here.
   what.last = unit.key.kind == OpKind::Join ? table().sets().last_joined(unit.key.process_set)
                                             : parts_.topology.rank;
   const auto& domain = parts_.topology.domain_ranks;

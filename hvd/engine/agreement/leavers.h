@@ -21,8 +21,7 @@ class Leavers {
       : parts_(parts), log_(log), ledger_(ledger), queue_(queue), board_(*parts.board) {}
 
   /// Says that this rank leaves, and what it still takes part in. Returns false, and nothing has
-  /// happened, if it is in a round that is prepared, of which other domains are to hear the end
-  /// first.
+  /// happened, if it is in a prepared round whose end other domains are to hear first.
   bool leave() HVD_REQUIRES(engine_mutex);
   /// Says that a rank of another domain has left.
   void leave_elsewhere(int rank) HVD_REQUIRES(engine_mutex);

@@ -40,8 +40,7 @@ class CallerThread {
   explicit CallerThread(std::uint64_t number) : number_(number) {}
   /// Returns that of the calling thread, which is made at its first call.
   static std::shared_ptr<CallerThread> here();
-  /// Returns the calling thread's number without making anything: kNone before its first call of
-  /// `here`.
+  /// Returns the calling thread's number and makes nothing: kNone before its first call of `here`.
   static std::uint64_t number_here() { return number_here_; }
 
   /// Its own among all threads of the process, those that have ended included. Never kNone.
@@ -59,8 +58,7 @@ class CallerThread {
   std::atomic<std::uint64_t> waits_{0};                 // likewise: how often it has begun to wait
 };
 
-/// The threads that wait, or have waited, for operations of one engine, and the one that has made
-/// it.
+/// The threads that wait, or waited, for operations of one engine, and the one that has made it.
 class CallerThreads {
  public:
   CallerThreads();

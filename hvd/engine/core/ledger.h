@@ -24,8 +24,7 @@ enum class EntryState : std::uint8_t { Waiting, Agreed, InFlight, Done, Failed }
 enum class EntryEvent : std::uint8_t { Agree, Launch, Finish, Fail };
 
 /// Waiting -> Agreed -> InFlight -> Done, and Failed from the first three; a submission without
-/// tensors is done when agreed. Throws std::logic_error for any other pair: that would be a bug
-/// here.
+/// tensors is done when agreed. Throws std::logic_error for any other pair: a bug here.
 EntryState advance(EntryState state, EntryEvent event);
 
 struct PersistentOp;
@@ -95,8 +94,7 @@ class Ledger {
   /// False, and nothing has happened, if its key or its unit is in flight.
   bool put_back(Place& place);
 
-  /// An entry under the key is over and gone, but for the `pending` of its caller, who may not know
-  /// yet.
+  /// An entry under the key is over and gone, but for its caller's `pending`, who may not know yet.
   void note_unseen(const UnitKey& key, const std::shared_ptr<HandleState>& pending) noexcept;
   /// Returns whether a caller still has what stands for the last one under the key, and has neither
   /// waited for it nor been told otherwise that it is over. Another one may be in flight on other

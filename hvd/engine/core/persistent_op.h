@@ -69,8 +69,7 @@ struct SmallCall {
 [[nodiscard]] SmallCall call_of(const Submission& submission);
 /// Returns whether a submission whose caller does not wait may have a persistent operation.
 [[nodiscard]] bool is_small_unowned(const Submission& submission, int domains);
-/// The location of an operation without a block, a Barrier: it says that the rank takes the fast
-/// path.
+/// The location of a Barrier, which has no block: it says that the rank takes the fast path.
 inline constexpr std::uint64_t kNoBlock = std::uint64_t{1} << 60;
 
 struct PersistentOp {

@@ -67,8 +67,7 @@ class SubmissionQueue {
   /// Returns what the next persistent operation without a name is called, and counts it. Throws
   /// InvalidArgument as `name`.
   std::string next_persistent_name(int process_set, OpKind kind) HVD_REQUIRES(engine_mutex);
-  /// All ranks of the set have joined: numbers start again, as ranks that joined early have used
-  /// fewer.
+  /// All ranks of the set have joined: numbers start again, as early ones have used fewer.
   void start_again(int process_set) HVD_REQUIRES(engine_mutex);
   /// The set has been removed.
   void forget_set(int process_set) HVD_REQUIRES(engine_mutex);

@@ -54,8 +54,7 @@ std::shared_ptr<PersistentOp> PersistentOpFactory::describe(const Entry& entry) 
   if (!op->set) return nullptr;
   if (is_direct) op->route = Route::Direct;
   const auto& domain = parts_.topology.domain_ranks;
-  // In rank order, which is that of the sums of a round: blocks are reduced in the order of
-  // indices.
+  // In rank order, as a round's sums are: blocks are reduced in the order of indices.
   for (const int rank : set.ranks)
     if (parts_.is_here(rank))
       op->indices.push_back(

@@ -24,8 +24,7 @@ class PersistentOpFactory {
   /// is submitted as this was.
   void make(const Entry& entry) noexcept HVD_REQUIRES(engine_mutex);
   void drop(const UnitKey& key) noexcept HVD_REQUIRES(engine_mutex);
-  /// Drops those of a process set, which has been removed. Returns false while one of them is in
-  /// use.
+  /// Drops those of a removed process set. Returns false while one of them is in use.
   bool drop_set(int process_set) noexcept HVD_REQUIRES(engine_mutex);
   /// Returns how many there are, and gives back what they keep. None may be in use.
   std::size_t drop_all() HVD_REQUIRES(engine_mutex);

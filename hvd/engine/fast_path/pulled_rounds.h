@@ -30,8 +30,7 @@ class PulledRounds {
   /// Finds the blocks that this rank has been told of. Before its result is taken from the board.
   /// From then on its own block is leased again when all have read it.
   void find_sources(PersistentOp& op) const;
-  /// Gets the result out of the blocks, to `output` unless that is null, and lets go of them. Any
-  /// thread.
+  /// Gets the result out of the blocks, to `output` if not null, and lets go of them. Any thread.
   static void pull(PersistentOp& op, void* output);
   /// This rank needs the others' blocks no more, if it still does. Any thread.
   static void let_go(PersistentOp& op);

@@ -24,8 +24,7 @@ void Deadlocks::look() {
     if (board_.rounds().blocked(index) == 0) continue;
     if (count++ == 0) first = index;
   }
-  // Between the domain's own ranks the first that is blocked speaks for all, to the other domains
-  // the leader.
+  // Among the domain's ranks the first blocked one speaks for all, to the other domains the leader.
   if (first == board_.self() && count > 1) end_here();
   if (leader_ == nullptr) return;
   std::vector<BlockedRank> report;

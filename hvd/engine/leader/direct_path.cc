@@ -128,8 +128,7 @@ bool DirectPath::has_any_to_begin() const {
       ops, [this](const PersistentOp* op) HVD_REQUIRES(engine_mutex) { return is_to_begin(*op); });
 }
 
-/// Contributes to each operation that all ranks of this domain have arrived at, or has it
-/// negotiated.
+/// Contributes to each operation at which this domain has arrived, or has it negotiated.
 bool DirectPath::promise_rounds(LeaderTree& tree) {
   if (!has_any_to_begin()) return false;
   promised_.clear();

@@ -24,8 +24,7 @@ class Heartbeat final : public Transport {
   /// but missing.
   static constexpr std::chrono::seconds kMissed{3};
 
-  /// `neighbours`: the domains that `wire` exchanges messages with; each of them has a Heartbeat
-  /// too.
+  /// `neighbours`: those with which `wire` exchanges messages; each has a Heartbeat too.
   Heartbeat(Transport& wire, std::vector<int> neighbours);
 
   [[nodiscard]] int domain() const override { return wire_.domain(); }

@@ -51,8 +51,7 @@ class LeaderTask {
   }
   /// Tells the other domains that the world has failed.
   void tell_failure(const Turn& turn, const Status& status) HVD_REQUIRES(engine_mutex);
-  /// All ranks of the set in this domain wait long under the name, each for an operation of its
-  /// own.
+  /// The set's ranks in this domain wait long under the name, each for an operation of its own.
   void tell_stuck(int process_set, const std::string& name,
                   const std::vector<StuckRank>& stuck_ranks) HVD_REQUIRES(engine_mutex) {
     tree_.stuck(process_set, name, stuck_ranks);
@@ -61,8 +60,7 @@ class LeaderTask {
   /// is also to look whether any can end.
   void tell_blocked(std::vector<BlockedRank> ranks) HVD_REQUIRES(engine_mutex);
 
-  /// An operation of a rank of this domain has not ended by its deadline; to be said again and
-  /// again.
+  /// An operation of this domain has not ended by its deadline; to be said again and again.
   void tell_late(LateReport report) HVD_REQUIRES(engine_mutex) { tree_.late(std::move(report)); }
 
   /// Returns ranks of other domains some of which keep the operation waiting, as far as this leader

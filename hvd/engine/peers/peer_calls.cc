@@ -60,8 +60,7 @@ void PeerCalls::end_to_look() {
   }
 }
 
-/// The caller goes on: sees to it that what it has started is driven. `pending`: null if it is
-/// done.
+/// The caller goes on: has what it started driven. `pending`: null if it is done.
 void PeerCalls::begin(const HandleState* pending, bool is_elsewhere) {
   // What came, or what room became free, before this rank said that it is to be rung.
   if (pending != nullptr ? messages_.has_news() : messages_.attention().has_work())

@@ -31,8 +31,7 @@ class PeerLinks {
   [[nodiscard]] int index_of(int rank) const { return index_of_[static_cast<std::size_t>(rank)]; }
   /// Returns the most bytes that a payload to the rank may have.
   [[nodiscard]] std::size_t most_bytes(int to) const;
-  /// Returns the bytes that it should have if there are many, of which so many may be under way at
-  /// once.
+  /// Returns the bytes that it should have if there are many, so many of them under way at once.
   [[nodiscard]] std::size_t chunk_bytes(int to) const {
     return is_elsewhere(to) ? most_bytes(to) : most_bytes(to) / 2;
   }

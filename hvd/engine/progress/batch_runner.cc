@@ -213,8 +213,7 @@ void BatchRunner::hand_over(Running& running) {
   }
 }
 
-/// Lets the next batch of a set be cut while a device is at work on this one. Returns whether it
-/// has.
+/// Lets the next batch of a set be cut while a device works on this one. Returns whether it has.
 bool BatchRunner::retire_enqueued() {
   bool retired = false;
   for (auto& running : running_) {

@@ -39,8 +39,7 @@ class ProgressLoop {
 
   /// Starts the coordination thread. Throws std::system_error if the system has none to give.
   void start();
-  /// Tells it to end. `in_order`: the other ranks see that this one has left; otherwise that it has
-  /// died.
+  /// Tells it to end. `in_order`: the other ranks see that this one left; otherwise, that it died.
   void stop(bool in_order);
   /// Waits until it has ended.
   void join();

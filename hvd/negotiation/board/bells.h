@@ -18,8 +18,7 @@ class Bells {
 
   /// The word that user threads waiting for a result sleep on, all ranks together.
   FutexWord& wait_doorbell() const;
-  /// Wakes the sleepers of `wait_doorbell`, if there are any, and the coordination threads that
-  /// watch it.
+  /// Wakes the sleepers of `wait_doorbell`, if any, and the coordination threads that watch it.
   void ring_waiters();
   /// Marks a thread that is going to wait for `wait_doorbell` for as long as it lives. It must look
   /// for results once more then.

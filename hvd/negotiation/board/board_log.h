@@ -40,8 +40,7 @@ class BoardLog {
   [[nodiscard]] std::uint64_t read_position(int rank) const;
   /// Returns up to where every rank that has not left has read.
   [[nodiscard]] std::uint64_t slowest_reader() const { return find_slowest().position; }
-  /// The SlowestReader is the rank whose position that is; kNobody where all have read the whole
-  /// log.
+  /// The SlowestReader is the rank at that position; kNobody where all have read the whole log.
   struct SlowestReader {
     int rank;
     std::uint64_t position;

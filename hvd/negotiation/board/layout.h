@@ -182,8 +182,7 @@ struct alignas(64) RingHead {
   alignas(64) std::atomic<std::uint64_t> put{0};
 };
 
-/// Returns the bytes of a ring's frames: large where the ranks are few, as all pairs may come to
-/// use theirs.
+/// Returns the bytes of a ring's frames: large for few ranks, as all pairs may come to use theirs.
 constexpr std::size_t ring_bytes(int ranks) {
   constexpr std::size_t kAll = std::size_t{64} << 20;
   constexpr std::size_t kMost = std::size_t{256} << 10, kLeast = std::size_t{16} << 10;

@@ -84,8 +84,7 @@ class Rounds {
   void set_stuck(std::uint32_t slot);
   /// Returns how often ranks of the domain have said so.
   [[nodiscard]] std::uint64_t stuck_marks() const;
-  /// `said`: the domain has said that it is ready, so the round that `rank` waits in is the one
-  /// before.
+  /// `said`: the domain has said it is ready, so `rank` waits in the round before.
   [[nodiscard]] bool is_stuck(std::uint32_t slot, int rank, bool said) const;
   /// All threads of this rank that use the library wait for long, each in a slot that it has marked
   /// as stuck: so many slots; 0: no more.

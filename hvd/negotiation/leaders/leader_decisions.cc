@@ -213,8 +213,7 @@ void LeaderDecisions::stuck(int process_set, const std::string& name,
 }
 
 void LeaderDecisions::blocked(BlockedReport report) {
-  // What this domain has still to say of before must not be passed: the same is said again once it
-  // is said.
+  // What this domain has still to say must not be passed: the same is said again after it.
   if (!unsaid_.is_empty() || inbox_.is_waiting()) report.ranks.clear();
   for (const auto& rank : report.ranks)
     for (const auto& key : rank.submitted)

@@ -21,14 +21,11 @@ class LeaderInbox {
   using Act = std::function<bool(const Bytes& item, int from, bool passed_on)>;
   LeaderInbox(LeaderLinks& links, Act act) : links_(links), act_(std::move(act)) {}
 
-  /// Acts on the message, or on as much of it as there is room for. Throws WireError if it is
-  /// malformed.
+  /// Acts on as much of the message as there is room for. Throws WireError if it is malformed.
   void receive(const Message& message);
-  /// Acts on the first message that waits, if there is room now. Returns whether that brought
-  /// anything.
+  /// Acts on the first message that waits, if there is room. Returns whether that brought anything.
   bool take_waiting();
-  /// Lets an item of this domain's or of a child's, which the parent knows already, come after what
-  /// waits.
+  /// Lets an item of this domain or a child, which the parent knows, come after what waits.
   void wait_with(const Bytes& item, int from);
   [[nodiscard]] bool is_waiting() const { return !waiting_.empty(); }
   void clear() { waiting_.clear(); }

@@ -47,8 +47,7 @@ class LeaderTree {
   [[nodiscard]] static std::vector<int> neighbours_of(int domain, int domains) {
     return LeaderLinks::neighbours_of(domain, domains);
   }
-  /// Returns the message that says that the world has failed, as any rank may send it to any
-  /// leader.
+  /// Returns the message that the world has failed, as any rank may send it to any leader.
   [[nodiscard]] static Bytes failure_message(const Status& status) {
     return LeaderItems::message_of(LeaderItems::fail(status));
   }
@@ -72,8 +71,7 @@ class LeaderTree {
     if (!failed_) decisions_.late(std::move(report), links_.self());
   }
   void failed(const Status& status);
-  /// Tells this domain's log again what the ranks of the others said of a tensor that it has
-  /// forgotten.
+  /// Tells this domain's log again what the ranks of the others said of a forgotten tensor.
   void retell(const UnitKey& key);
   /// Root: tells all other domains that the set's next batches are cut.
   void announce_cut(int process_set) { links_.send_down(LeaderItems::cut(process_set)); }
@@ -81,8 +79,7 @@ class LeaderTree {
   void tell_credit(int process_set, int domain, std::uint64_t over) {
     links_.send_up(LeaderItems::credit(process_set, domain, over));
   }
-  /// Root: returns whether all ranks have left, and everything they were ready for before is
-  /// decided.
+  /// Root: returns whether all ranks have left, and what they were ready for is decided.
   [[nodiscard]] bool all_left() const {
     return decisions_.departed() == actions_.ranks_of(0)->size();
   }
@@ -93,8 +90,7 @@ class LeaderTree {
   bool advance();
   /// Sends what has gathered. True if there was anything.
   bool send();
-  /// Acts on what has arrived; what is to be sent gathers until `advance`. True if there was
-  /// anything.
+  /// Acts on what has arrived; what to send gathers until `advance`. True if there was anything.
   bool hear();
   [[nodiscard]] bool is_root() const { return links_.is_root(); }
   /// Ranks in those parts of this leader's subtree that are not ready for what another part of it

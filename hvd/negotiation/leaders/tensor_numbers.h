@@ -64,8 +64,7 @@ class TensorNumbers {
   // ---- decisions
   /// The tensor was decided, if it is still known.
   void decided(std::uint32_t id);
-  /// The tensor is in use, without decisions: it is not among those that were not decided for
-  /// longest.
+  /// The tensor is in use, without decisions: it is not among those undecided for longest.
   void note_use(std::uint32_t id);
   /// A tensor was refused.
   void refused() { refused_at_ = ++decisions_; }

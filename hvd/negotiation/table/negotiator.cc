@@ -223,8 +223,7 @@ void Negotiator::apply_agreement(Reader& reader, std::uint64_t position, Outcome
     }
     if (unit.key.kind == OpKind::Control) apply_control(unit, what, position, outcomes);
     if (unit.key.kind == OpKind::Join) {
-      // Within a domain the log says who came last; whose arrival completed the agreement may be
-      // another.
+      // Within a domain the log says who came last; another may have completed the agreement.
       if (unit.scope == Scope::Domain) what.last = sets_.last_joined(unit.key.process_set);
       sets_.end_join(unit.key.process_set);
     }

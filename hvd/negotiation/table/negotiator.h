@@ -81,8 +81,7 @@ struct Outcomes {
 
 class Negotiator : public Records {
  public:
-  /// `sets[0]` is the global set. `slots` bounds the tensors known at once. `groups_alone`: as in
-  /// `cut`.
+  /// `sets[0]` is the global set. `slots` bounds known tensors. `groups_alone`: as in `cut`.
   Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets,
              std::uint64_t fusion_threshold_bytes, std::uint32_t slots, bool groups_alone = false);
 
@@ -104,8 +103,7 @@ class Negotiator : public Records {
     return introduced(unit, Runs{{rank, 1}}, signature);
   }
 
-  /// Returns whether all ranks of the set but those of `absent` (ascending) have introduced the
-  /// unit.
+  /// Returns whether all ranks of the set but `absent` (ascending) have introduced the unit.
   [[nodiscard]] bool has_introduced_all(const Unit& unit, const std::vector<int>& absent) const;
 
   // ---- records; the caller has read the whole log and holds the board's lock
@@ -134,8 +132,7 @@ class Negotiator : public Records {
   [[nodiscard]] bool any_left() const { return !left_.empty(); }
   /// All ranks have left, and nothing more will be agreed.
   [[nodiscard]] bool all_left() const;
-  /// Ranks of the unit's set that have left, and have not joined before; in the order in which they
-  /// left.
+  /// Ranks of the unit's set that have left without having joined, in the order in which they left.
   [[nodiscard]] std::vector<int> leavers_of(const Unit& unit) const;
   /// An operation that could not take place because a rank had left.
   struct Refusal {
@@ -144,14 +141,12 @@ class Negotiator : public Records {
   };
   /// Returns the first of them: what comes to grief afterwards may do so because of it.
   [[nodiscard]] const std::optional<Refusal>& first_refusal() const { return first_refusal_; }
-  /// Returns whether `rank`, which has left, still takes part in a later round of a unit of one
-  /// domain.
+  /// Returns whether `rank`, now left, still takes part in a later round of a unit of one domain.
   [[nodiscard]] bool has_pledged(int rank, const UnitKey& key) const {
     return pledged_.contains(key, rank);
   }
 
-  /// Returns the unit that removes the set, if a rank was the last time about to remove just this;
-  /// else null.
+  /// Returns the unit that removes the set, if a rank was about to remove it last; else null.
   [[nodiscard]] const Unit* removal_of(int process_set) const;
   /// The units of a set; those of one name.
   [[nodiscard]] std::vector<const Unit*> units_of(int process_set) const;

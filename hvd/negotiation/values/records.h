@@ -139,8 +139,7 @@ struct Records {
   static Bytes joining(int process_set, int rank);
   /// The log now has all that the domain was ready for without the rank.
   static Bytes joined_up(int process_set, int rank);
-  /// All ranks of the set wait under one name, for different operations. The ids' slots are void
-  /// already.
+  /// All ranks of the set wait under one name, for different operations. The ids' slots are void.
   static Bytes conflict(int process_set, std::string_view name,
                         const std::vector<StuckRank>& stuck_ranks);
 };

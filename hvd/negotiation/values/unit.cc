@@ -30,8 +30,7 @@ Status judge(const Unit& unit, const ProcessSetInfo& set, const std::vector<int>
     return {Status::Code::BackendError, "a tensor was agreed that no rank has submitted"};
   Status status = verdict(display_name(unit.key.name), ranks, signatures);
   if (!status.ok() || absent.empty()) return status;
-  // The values of those who have joined count as zeros; where there is no such value, they are
-  // missed.
+  // The values of those who have joined count as zeros; where there is none, they are missed.
   if (unit.key.kind == OpKind::Barrier || unit.key.kind == OpKind::Allreduce) return {};
   return {Status::Code::Joined,
           formatted("{} '{}': rank{} {} {} joined and cannot take part", name_of(unit.key.kind),

@@ -57,8 +57,7 @@ class SlotRanges {
   /// All of `count` slots are free.
   explicit SlotRanges(std::uint32_t count);
 
-  /// Returns the first of so many free slots that follow one another; none if there are not so
-  /// many.
+  /// Returns the first of so many adjacent free slots; none if there are not so many.
   [[nodiscard]] std::optional<std::uint32_t> find(std::uint32_t count) const;
   /// Takes so many from `first` on, which must be where a free range begins. Throws WireError if it
   /// is not so.

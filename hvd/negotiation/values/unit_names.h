@@ -30,8 +30,7 @@ struct UnnamedPlace {
 /// fewer: `joins` is how often that was.
 std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number,
                     Lane lane = Lane::InitThread);
-/// Writes the same into `text`, which has room for kUnnamedText characters, and returns what it has
-/// written.
+/// Writes the same into `text`, which has room for kUnnamedText characters, and returns it.
 std::string_view unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, Lane lane,
                          std::span<char> text);
 inline constexpr std::size_t kUnnamedText = 88;

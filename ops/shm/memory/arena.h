@@ -38,8 +38,7 @@ class Arena {
 
   /// Returns at least `bytes`, aligned to 64 (4096 from 64 KiB on). Throws BackendError.
   std::byte* allocate(std::size_t bytes);
-  /// Returns the same, or null instead of throwing. Never touches the memory, which may be a
-  /// device's.
+  /// Returns the same, or null instead of throwing. Never touches the memory: it may be a device's.
   std::byte* try_allocate(std::size_t bytes);
   /// Returns how many bytes are free now that were not.
   std::size_t free(void* block) noexcept;

@@ -19,8 +19,7 @@ namespace hvd {
 class PeerMemory {
  public:
   /// `processes`: of the ranks of the domain, by index; empty where all are of this process.
-  /// `self`: this rank's index. `usable`: all ranks of the domain have found that they may read one
-  /// another.
+  /// `self`: this rank's index. `usable`: all ranks of the domain may read one another.
   PeerMemory(std::vector<pid_t> processes, int self, bool usable);
 
   /// Returns whether the other ranks may read what lies there: not where the system keeps them off

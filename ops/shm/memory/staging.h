@@ -35,8 +35,7 @@ class Staging {
   /// `readers`, of several each is for one.
   std::optional<std::uint64_t> show(const void* memory, std::size_t bytes, std::size_t relays = 0,
                                     std::size_t readers = 1);
-  /// Returns where reader number `reader` has the pieces of what the rank with this index has
-  /// exposed.
+  /// Returns where reader `reader` has the pieces of what the rank with this index exposes.
   [[nodiscard]] RelayEnd relay_end(int index, std::uint64_t location, std::size_t reader);
   /// Returns how the others get at what the rank with this index has said is there.
   [[nodiscard]] Access access(int index, std::uint64_t location);
@@ -44,8 +43,7 @@ class Staging {
   [[nodiscard]] std::uint64_t nowhere();
   /// Returns whether the location is a block that is owned here, and may be released.
   [[nodiscard]] static bool is_staged(std::uint64_t location);
-  /// Returns whether the tensor is in memory of the user's, which must not go before all have read
-  /// it.
+  /// Returns whether the tensor is in the user's memory, which must not go before all have read it.
   [[nodiscard]] static bool is_users(std::uint64_t location);
   /// Returns a pinned block, which stays until `drop`, whatever is released or taken out meanwhile.
   /// None where ranks do not share memory, or the arena is full.
