@@ -20,7 +20,8 @@ namespace {
 /// At the end of the process, for functions that run then: what they use may be destroyed next.
 constexpr auto kExitPatience = 2s;
 
-/// What the thread shares with the others. Never destroyed, as the thread is never joined.
+/// The state that the thread shares with the others. Never destroyed, as the thread is never
+/// joined.
 struct Shared {
   std::mutex mutex;
   std::condition_variable posted;

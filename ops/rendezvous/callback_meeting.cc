@@ -127,8 +127,7 @@ void CallbackMeeting::agree_on_size() {
 
 // -------------------------------------------------------------------------------------- the rounds
 
-/// Is rank 0's part: what it sets for all is how the round has ended, and on success every rank's
-/// bytes.
+/// The part of rank 0: it sets for all how the round has ended, and on success every rank's bytes.
 std::vector<Bytes> CallbackMeeting::gather(const std::string& round, const Bytes& mine,
                                            Clock::time_point deadline) {
   std::vector<Bytes> all{mine};

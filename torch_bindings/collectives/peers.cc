@@ -31,7 +31,7 @@ struct Landing {
                       : at::empty(tensor.sizes(),
                                   tensor.options().device(at::kCPU).requires_grad(false));
   }
-  /// Once the message is there.
+  /// Comes once the message is there.
   void write() {
     std::call_once(written, [this] {
       const at::NoGradGuard no_gradient;

@@ -62,7 +62,7 @@ class Health {
   void tell_of_late() HVD_REQUIRES(engine_mutex);
   [[nodiscard]] Clock::time_point end_if_late(Entry& entry, Clock::time_point now,
                                               bool waits_for_name) HVD_REQUIRES(engine_mutex);
-  /// Who keeps an entry waiting, in words, and whether that is all that anybody can know.
+  /// Says who keeps an entry waiting, and whether that is all that anybody can know.
   struct Culprits {
     std::string text;
     bool known = true;

@@ -123,7 +123,7 @@ void Rings::drop(int from, const PeerFrameHead& head) {
   board_.ring(from, board_.self()).taken.store(next, std::memory_order_release);
 }
 
-/// Who waits for room found more than half of the ring in use: before that is empty, this is true.
+/// Whoever waits for room found over half of the ring in use: before that is empty, this is true.
 bool Rings::frees(int from) {
   End& end = in_[static_cast<std::size_t>(from)];
   if (end.untold < ring_bytes_ / 4) return false;

@@ -14,7 +14,7 @@ constexpr std::string_view kLibraryEnd = "\n\n";
 
 std::string_view text_of(Lane lane) { return lane == Lane::InitThread ? "" : "thread."; }
 
-/// What is added to a place of fixed size, as far as it has room.
+/// A text in a place of fixed size: what is added counts as far as it has room.
 class FixedText {
  public:
   explicit FixedText(std::span<char> place) : place_(place) {}
