@@ -196,10 +196,6 @@ std::vector<Bytes> CallbackMeeting::allgather(const Bytes& mine) {
   return all;
 }
 
-std::vector<int> CallbackMeeting::find_hosts() {
-  return hosts_by_name(allgather(Writer().put_string(name_of_host()).take()));
-}
-
 Bytes CallbackMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
                                        const std::function<bool()>& give_up) {
   if (ranks.size() < 2) return mine;

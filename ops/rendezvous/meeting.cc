@@ -20,12 +20,12 @@ std::string name_of_host() {
   return formatted("{} {}", name.data(), Peers::name_of_process_space());
 }
 
-std::vector<int> hosts_by_name(const std::vector<Bytes>& names) {
+std::vector<int> Meeting::find_hosts() {
   std::map<std::string, int> first;
   std::vector<int> hosts;
-  for (std::size_t rank = 0; rank < names.size(); ++rank)
+  for (const Bytes& name : allgather(Writer().put_string(name_of_host()).take()))
     hosts.push_back(
-        first.emplace(Reader(names[rank]).get_string(), static_cast<int>(rank)).first->second);
+        first.emplace(Reader(name).get_string(), static_cast<int>(hosts.size())).first->second);
   return hosts;
 }
 

@@ -31,8 +31,8 @@ class Meeting {
   /// Collective. Returns when all ranks have called it. Waits without spinning. Who returns may end
   /// its process.
   void barrier() { static_cast<void>(allgather({})); }
-  /// Collective. Returns, by rank, the lowest rank of the same host.
-  virtual std::vector<int> find_hosts() = 0;
+  /// Collective. Returns, by rank, the lowest rank of the same host: here by the hosts' names.
+  virtual std::vector<int> find_hosts();
   /// For the thread that has the turn: the first of `ranks` gives `mine` to the others, who pass
   /// nothing. Waits without spinning, until `give_up`, which then ends it with BackendError; what a
   /// set of ranks is given under one tag comes in order.
@@ -42,8 +42,6 @@ class Meeting {
 
 /// Returns what names the host of this process, as far as its ranks can share memory.
 std::string name_of_host();
-/// Returns, by rank, the lowest rank of the same host; `names`: each rank's of its host, a string.
-std::vector<int> hosts_by_name(const std::vector<Bytes>& names);
 /// Returns the sentence for a rank that has died.
 std::string words_of_dead(int rank);
 

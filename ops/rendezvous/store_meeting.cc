@@ -191,10 +191,6 @@ std::vector<Bytes> StoreMeeting::allgather(const Bytes& mine) {
   return all;
 }
 
-std::vector<int> StoreMeeting::find_hosts() {
-  return hosts_by_name(allgather(Writer().put_string(name_of_host()).take()));
-}
-
 Bytes StoreMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
                                     const std::function<bool()>& give_up) {
   if (ranks.size() < 2) return mine;

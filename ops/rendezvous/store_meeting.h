@@ -64,7 +64,6 @@ class StoreMeeting final : public Meeting {
   void begin() override;
   const std::string& broken() const override { return broken_; }
   std::vector<Bytes> allgather(const Bytes& mine) override;
-  std::vector<int> find_hosts() override;
   Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
                         const std::function<bool()>& give_up) override;
 
