@@ -80,10 +80,9 @@ inline std::size_t bytes_of(const BatchTraits& traits, std::int64_t count) {
 
 /// A Batch is what a backend executes at once: tensors that all their ranks are ready for.
 struct Batch {
-  std::uint64_t sequence =
-      0;  ///< the same on all ranks of the domain; of no other batch before or after
-  std::uint64_t order = 0;  ///< the same on all ranks of the process set, ascending
-  BatchTraits traits;       ///< what all members have in common
+  std::uint64_t sequence = 0;  ///< the same on all ranks of the domain, and of no other batch
+  std::uint64_t order = 0;     ///< the same on all ranks of the process set, ascending
+  BatchTraits traits;          ///< what all members have in common
   /// Global ranks that take part, ascending: those of the set, less those that have joined (whose
   /// values count as zeros).
   std::vector<int> ranks;

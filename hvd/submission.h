@@ -83,8 +83,7 @@ struct HandleState : std::enable_shared_from_this<HandleState> {
   Status status;  ///< what it failed with, if it did
   std::vector<bool> present_anywhere;  ///< per tensor: some rank had something to say (all true
                                        ///< unless `present` was used)
-  std::vector<std::vector<std::int64_t>>
-      rows;  ///< Allgather, Alltoall: per tensor, rows that came from each rank of the set
+  std::vector<std::vector<std::int64_t>> rows;  ///< Allgather, Alltoall: by tensor, rows from each
   std::int64_t value = 0;   ///< Join: the rank that joined last; Control: id of the process set;
                             ///< recv: the rank that the message is of
   bool is_message = false;  ///< of send or recv; never changes

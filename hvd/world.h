@@ -304,8 +304,7 @@ class WorldScope {
  public:
   /// AlsoGlobal is the type of `kAlsoGlobal`.
   struct AlsoGlobal {};
-  static constexpr AlsoGlobal
-      kAlsoGlobal{};  ///< the value that stands for the global world counts as any other
+  static constexpr AlsoGlobal kAlsoGlobal{};  ///< the global world counts as any other
 
   /// Begins the scope; of the value that stands for the global world, begins none.
   explicit WorldScope(const World& world) {

@@ -20,8 +20,7 @@ struct RunningWorld {
   bool mpi_threads = false;
   bool may_end_later = false;  ///< its end may be another thread's than that which has called
                                ///< shutdown(): no MPI, or one that allows it
-  bool has_peers =
-      false;  ///< a process that is forked later is never a rank, also when this world has ended
+  bool has_peers = false;      ///< processes forked later are never ranks, even once this has ended
   /// Memory shared by the ranks of the host, see `hvd::allocate_shared`.
   std::function<std::shared_ptr<void>(std::size_t)> allocate_shared;
   /// Gives the pages of what is free of it back to the system; may be null.

@@ -53,8 +53,7 @@ class DirectMemory final : public LeaderMemory {
   [[nodiscard]] std::byte* find_own(std::uint64_t location);
 
   P2pContext& context_;
-  std::mutex
-      mutex_;  ///< of the next two: an operation may end on any thread, and drops its block then
+  std::mutex mutex_;  ///< of the next two: an operation may end, and drop its block, anywhere
   // NOLINT(modernize-avoid-c-arrays): not initialized
   std::map<std::uint64_t, std::unique_ptr<std::byte[]>> own_;
   std::uint64_t next_own_ = 0;

@@ -23,9 +23,8 @@ struct ReductionPlan {
   kernels::Reduction here;    ///< of the ranks' inputs to what their domain contributes; unless raw
   kernels::Reduction across;  ///< of what the domains contribute
   bool with_zeros = false;
-  std::size_t most_ranks = 1;  ///< of a domain
-  std::vector<std::pair<std::size_t, std::size_t>>
-      fold;  ///< raw: (domain, place) of the ranks in their order
+  std::size_t most_ranks = 1;                             ///< of a domain
+  std::vector<std::pair<std::size_t, std::size_t>> fold;  ///< raw: (domain, place) by rank
 };
 
 ReductionPlan plan_reduction(const Batch& batch, const Arrangement& who);

@@ -40,9 +40,8 @@ class StoreServer {
   struct Peer {
     FileDescriptor connection;
     Nonce nonce{};
-    Deadline deadline;  ///< of a stranger
-    std::optional<Hello>
-        hello;  ///< of one that has proved that it is of the job, and is no rank yet
+    Deadline deadline;           ///< of a stranger
+    std::optional<Hello> hello;  ///< of one that has proved to be of the job, and is no rank yet
     int rank = kStranger;
     FrameReader in;
     Bytes out;

@@ -59,8 +59,7 @@ class PullExecution final : public Execution {
   BatchState& state_;
   bool tried_ = false;
   bool pulled_ = false;
-  bool readers_are_there_ =
-      true;  ///< this rank helps who reads from it, and does not wait for them at each member
+  bool readers_are_there_ = true;  ///< this rank helps its readers, and waits for no member's
 };
 
 /// Makes an allreduce among ranks that share memory: whatever rank has time claims chunks of the

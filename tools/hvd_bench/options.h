@@ -60,8 +60,7 @@ struct Options {
   std::string model;  ///< empty: sizes from min_bytes to max_bytes
   Backend backend = Backend::Auto;
   bool versus_mpi = false;
-  bool versus_packed =
-      false;  ///< a model's gradients copied together, one MPI_Allreduce, copied back
+  bool versus_packed = false;  ///< a model's gradients in one MPI_Allreduce, copied in and out
   bool versus_memcpy = false;
   bool versus_line = false;  ///< plain messages between hosts; see rivals.h
   int burst = 0;             ///< above 0: so many allreduces at once; see burst.h

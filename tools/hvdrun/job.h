@@ -13,8 +13,7 @@ namespace hvdrun {
 
 struct Plan {
   int ranks = 1;
-  std::vector<std::string>
-      launcher;  ///< mpirun and its arguments, where it starts the ranks; else empty
+  std::vector<std::string> launcher;  ///< mpirun and its arguments, if it starts them; else empty
   std::vector<std::string> command;
   std::vector<std::pair<std::string, std::string>> variables;  ///< for all ranks
   std::vector<std::string> unset;  ///< variables that the ranks must not see

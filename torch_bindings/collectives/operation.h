@@ -28,16 +28,14 @@ enum class Form { Fresh, InPlace };
 struct Operation {
   using Tensors = std::vector<at::Tensor>;
   Submission submission;
-  Tensors given;     ///< as the user gave them
-  Tensors sent;      ///< dense, in the wire's type
-  Tensors received;  ///< dense, in the wire's type; the same as `sent` where the operation works in
-                     ///< place
-  Tensors results;   ///< what the user gets
-  GradientRule backward;               ///< gradients of the given tensors from those of the results
-  bool in_place = false;               ///< `given` are changed
+  Tensors given;          ///< as the user gave them
+  Tensors sent;           ///< dense, in the wire's type
+  Tensors received;       ///< dense, in the wire's type; `sent` where the operation is in place
+  Tensors results;        ///< what the user gets
+  GradientRule backward;  ///< gradients of the given tensors from those of the results
+  bool in_place = false;  ///< `given` are changed
   std::shared_ptr<StreamPoint> point;  ///< of tensors on a GPU, once it is submitted
-  std::string lack;  ///< why there was no memory for the results, which are on the host then;
-                     ///< `wait()` throws it
+  std::string lack;  ///< why the results are on the host, for lack of memory; thrown by `wait()`
   using Rows = std::vector<std::vector<std::int64_t>>;
   std::shared_ptr<Rows> rows = std::make_shared<Rows>();  ///< as in HandleState, once it is done
 

@@ -28,8 +28,7 @@ class BucketLayout {
     std::size_t most_bytes = 0;      ///< of a bucket that has several members
     std::size_t first_bytes = 0;     ///< likewise of the first one
     std::vector<std::size_t> order;  ///< of all members; empty: the last one first
-    std::optional<int>
-        groups;  ///< as many buckets, in the members' own order, whatever their bytes
+    std::optional<int> groups;  ///< as many buckets, in the members' order, whatever their bytes
     std::vector<std::vector<std::size_t>>
         lists;  ///< buckets that the user has made; the rest is dealt by bytes
   };

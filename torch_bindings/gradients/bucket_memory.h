@@ -39,11 +39,9 @@ class BucketMemory {
   struct Terms {
     Compression compression;
     bool are_views = true;  ///< gradients live in the memory, where they travel in their own type
-    bool may_be_made_there =
-        false;              ///< autograd may make them in memory that the ranks of the host share
-    bool is_alone = false;  ///< a user may change what is under way, as nothing is added to it
-    bool go_in_parts = false;  ///< each rank keeps another part of the result, by the order of the
-                               ///< parameters' memory
+    bool may_be_made_there = false;  ///< autograd may make them in the memory that ranks share
+    bool is_alone = false;     ///< a user may change what is under way, as nothing is added to it
+    bool go_in_parts = false;  ///< each rank keeps another part, by the order of the memory
   };
   /// Returns GPU memory for gradients that travel in this type; null where there is none to have.
   using Lend = std::function<std::shared_ptr<void>(DataType, std::size_t bytes)>;
@@ -119,8 +117,7 @@ class BucketMemory {
     at::Tensor given;  ///< what autograd has made, on its way into `wire`; undefined otherwise
     at::Tensor wire;   ///< what travels: `home`, or its 16-bit form; where there is no room the
                        ///< gradient itself, or that
-    std::int64_t zeros_at =
-        -1;  ///< version of `wire` when it was made zeros that nothing has been written to since
+    std::int64_t zeros_at = -1;  ///< version of `wire` when made zeros, and not written to since
   };
 
   [[nodiscard]] at::ScalarType wire_type(const Cell& cell) const;

@@ -117,8 +117,7 @@ class GradientCompressor {
   std::optional<std::weak_ptr<const float>> scale_;  ///< of a GradScaler
   double unit_ = 1;         ///< the scale of the gradients of the last reduction
   Tensors before_;          ///< `memory()` before the last reduction; empty if it is not kept
-  std::vector<bool> open_;  ///< of each parameter: reduced, and a GradScaler has not said yet what
-                            ///< came of the step
+  std::vector<bool> open_;  ///< of each parameter: reduced, and the GradScaler has not judged it
   std::uint64_t bytes_sent_ = 0;
 };
 

@@ -62,9 +62,8 @@ struct GradientSlot {
   NamedParameter named;
   Kind kind;
   bool compressed = false;  ///< goes by a compression that needs a memory, in no bucket
-  bool sparse = false;  ///< its gradients are sparse, here or on another rank: they travel on their
-                        ///< own, after the bucket
-  bool reduced = false;  ///< `.grad` is what a round gave, the same on all ranks
+  bool sparse = false;      ///< its gradients are sparse on some rank: they travel on their own
+  bool reduced = false;     ///< `.grad` is what a round gave, the same on all ranks
   std::size_t bucket = 0;
   std::size_t member = 0;         ///< of the bucket, or of what is compressed
   int passes = 0;                 ///< backward passes since the last step that gave a gradient
@@ -103,8 +102,7 @@ struct GradientBucket {
   std::vector<GradientSlot*> slots;  ///< by member
   BucketMemory memory;
   GradientRound round;
-  detail::StreamSet
-      streams;  ///< on which backward has given its gradients since it was submitted last
+  detail::StreamSet streams;  ///< on which backward has given gradients since the last submission
 };
 
 }  // namespace hvd

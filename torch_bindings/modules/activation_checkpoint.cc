@@ -139,8 +139,7 @@ class CheckpointedPart : public std::enable_shared_from_this<CheckpointedPart> {
     results_.erase(pass);
   }
 
-  std::recursive_mutex
-      mutex_;  ///< the function may start a backward pass of its own, in which this is asked again
+  std::recursive_mutex mutex_;  ///< the function may start a backward pass, and come here
   const CheckpointScope::Again again_;
   const bool may_leave_;
   AmbientState ambient_;

@@ -169,22 +169,19 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   bool are_buffers_ahead_ = false;  ///< shared for a forward pass that has thrown
   std::uint64_t passes_ = 0;
 
-  std::mutex mutex_;  // the rest is of autograd's threads, too
-  std::set<std::uint64_t>
-      outstanding_;  ///< synchronized forward passes that have not had their backward pass
-  int spent_ = 0;    ///< so many of the oldest have had it; the next forward pass forgets them
+  std::mutex mutex_;                     // the rest is of autograd's threads, too
+  std::set<std::uint64_t> outstanding_;  ///< synchronized forward passes without their backward
+  int spent_ = 0;  ///< so many of the oldest have had it; the next forward pass forgets them
   std::set<std::uint64_t> reached_;  ///< by this backward pass, through what they returned
   bool in_backward_ = false;
   bool keeps_graph_ = false;
-  std::weak_ptr<void>
-      running_;    ///< ends with the backward pass that is being reduced, also where that throws
-  int task_ = -1;  ///< its number
+  std::weak_ptr<void> running_;  ///< ends with the backward pass being reduced, also by a throw
+  int task_ = -1;                ///< its number
   int local_task_ = -1;       ///< the last one through what a forward pass under no_sync() returned
   int reached_task_ = -1;     ///< the last one through what another forward pass returned
   int last_local_task_ = -1;  ///< the last one that has left gradients on this rank
-  std::unique_ptr<LocalGradients>
-      local_;          ///< null if this rank has no gradients that are to be reduced yet
-  bool told_ = false;  ///< that passes of the module itself are not reduced
+  std::unique_ptr<LocalGradients> local_;  ///< null if there are none to be reduced yet
+  bool told_ = false;                      ///< that passes of the module itself are not reduced
 };
 
 /// Calls `visit` for each tensor in what a forward pass returns: a tensor, or optionals,

@@ -34,10 +34,9 @@ class AdasumDeltas {
   struct Terms {
     Compression compression;  ///< none, fp16 or bf16
     ProcessSet process_set;
-    std::string name;  ///< of its collectives
-    int passes = 1;    ///< backward passes per step; one more is an error
-    ReplicaComparer::Terms
-        replicas;  ///< what the ranks compare with each step, beside the parameters
+    std::string name;                 ///< of its collectives
+    int passes = 1;                   ///< backward passes per step; one more is an error
+    ReplicaComparer::Terms replicas;  ///< what ranks compare with each step, beside the parameters
     std::shared_ptr<detail::StepWatch> witness{};  ///< is told of each gradient; null: nobody is
   };
   explicit AdasumDeltas(Terms terms);

@@ -117,8 +117,7 @@ class GradScaler {
   struct Record {
     Stage stage = Stage::Ready;
     bool has_gradients = false;  ///< on some rank
-    at::Tensor unread;  ///< what the device says of them: float32, 0 if nothing has overflowed;
-                        ///< undefined once it is read
+    at::Tensor unread;           ///< the device's float32: 0 without overflow; undefined once read
     bool has_overflowed = false;
     bool scales_differ = false;
   };
@@ -134,13 +133,11 @@ class GradScaler {
   void forget();
 
   GradScalerOptions options_;
-  std::shared_ptr<float>
-      scale_;  ///< null before the first loss; compressors of gradients look at it
+  std::shared_ptr<float> scale_;  ///< null before the first loss; compressors look at it
   std::int64_t growth_tracker_ = 0;
   // Since the last update.
   std::unordered_map<const torch::optim::Optimizer*, Record> records_;
-  bool found_elsewhere_ =
-      false;  ///< by a rank that this one shares an optimizer with, in another of its own
+  bool found_elsewhere_ = false;  ///< by a rank in another optimizer that it shares with this one
   double lowest_scale_ = 0;  ///< of ranks whose scales have parted from this one's; 0 if none has
 };
 

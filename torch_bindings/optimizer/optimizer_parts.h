@@ -72,10 +72,9 @@ struct OptimizerParts {
   const std::shared_ptr<StepWatch> watch;  ///< null where nothing is reduced
   SharedGroups groups;
   OptimizerReducers reducers;
-  std::unique_ptr<AdasumDeltas> deltas;     ///< null unless Adasum
-  std::unique_ptr<OptimizerShards> shards;  ///< null unless sharded
-  const std::shared_ptr<int> skips =
-      std::make_shared<int>(0);  ///< how many guards of skip_synchronize() there are
+  std::unique_ptr<AdasumDeltas> deltas;                         ///< null unless Adasum
+  std::unique_ptr<OptimizerShards> shards;                      ///< null unless sharded
+  const std::shared_ptr<int> skips = std::make_shared<int>(0);  ///< guards of skip_synchronize()
 
  private:
   void begin();

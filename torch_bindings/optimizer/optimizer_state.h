@@ -25,9 +25,8 @@ namespace hvd::detail {
 
 /// The parts of an optimizer that cannot be written.
 struct UnsavedParts {
-  std::vector<std::string> states;  ///< one text for each kind
-  std::vector<std::string>
-      options;  ///< of groups of which nothing is written, not even the learning rate
+  std::vector<std::string> states;   ///< one text for each kind
+  std::vector<std::string> options;  ///< of groups of which nothing is written, not even the rate
   std::vector<std::string> rates;  ///< of groups of which nothing but the learning rate is written
   std::string type;                ///< of the optimizer
   bool own = true;                 ///< whether the optimizer's own `save` writes something

@@ -72,8 +72,7 @@ class SharedGroups {
   std::vector<SharedOptions> options_;
   std::size_t agreed_ = 0;  ///< so many groups all ranks have
   Named parameters_;
-  bool forgotten_ =
-      false;  ///< there may be parameters in the groups that are not among `parameters_`
+  bool forgotten_ = false;  ///< parameters of the groups may be missing in `parameters_`
 };
 
 }  // namespace hvd::detail

@@ -53,9 +53,8 @@ class RoundHistory {
  private:
   const std::string name_;
   std::size_t rounds_ = 0;  ///< since the last step or zero_grad()
-  bool unstepped_ =
-      false;             ///< there were rounds before the last zero_grad(), and no step after them
-  std::string refused_;  ///< empty: no step was
+  bool unstepped_ = false;  ///< rounds came before the last zero_grad(), and no step after them
+  std::string refused_;     ///< empty: no step was
   Shape announced_;
   std::string said_;
   Shape announcing_;

@@ -61,8 +61,7 @@ class StepWatch {
     bool sampled = false;
     Samples values{}, gradients{};
     StateMark state;
-    int unattended =
-        0;  ///< passes in a row after which the parameter was written and its gradient thrown away
+    int unattended = 0;  ///< passes in a row whose gradient was thrown away after a write
   };
   [[nodiscard]] StateMark state_of(const at::Tensor& parameter) const;
   [[nodiscard]] bool has_counted_on(const at::Tensor& parameter, const Note& note) const;

@@ -164,8 +164,7 @@ struct BorrowedReplicas {
 
 /// One forward pass on all replicas, kept for its backward pass.
 struct Pass : torch::CustomClassHolder {
-  BorrowedReplicas
-      borrowed;  ///< the first member: the graphs through them end before they are given back
+  BorrowedReplicas borrowed;  ///< the first member: graphs through them end before they go back
   std::vector<at::Device> devices;
   std::int64_t dim = 0;
   std::vector<bool> trained;        ///< by input: its gradient is wanted

@@ -25,8 +25,7 @@ void in_parallel(const std::vector<at::Device>& devices,
 /// A ReplicaPass is the forward pass of one replica.
 struct ReplicaPass {
   at::Device device;
-  std::vector<at::Tensor>
-      outputs;  ///< with their graphs; those that lead to nothing trained are left out
+  std::vector<at::Tensor> outputs;    ///< with their graphs; those that train nothing are left out
   std::vector<at::Tensor> gradients;  ///< of the outputs, on any device
   std::vector<at::Tensor> wanted;  ///< leaves of the graph, whose gradients are asked for; replicas
                                    ///< may have some in common

@@ -40,8 +40,7 @@ class GradientShares final : public GradientKeeper {
 
  private:
   ShardPieces& pieces_;
-  std::unordered_map<const void*, std::vector<std::size_t>>
-      mine_;  ///< by parameter: this rank's pieces
+  std::unordered_map<const void*, std::vector<std::size_t>> mine_;  ///< by parameter: own pieces
   std::unordered_map<const void*, std::vector<std::int64_t>>
       parts_;  ///< by parameter: elements in each share
   bool are_kept_ = false;

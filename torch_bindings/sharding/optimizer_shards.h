@@ -138,8 +138,7 @@ class OptimizerShards {
   detail::GradientShares gradients_{pieces_};
   std::vector<std::vector<at::Tensor>>
       shares_;  ///< by group: this rank's pieces; while they are lent, the whole parameters
-  std::size_t states_checked_ =
-      0;  ///< as many states there were when `check_untouched()` last looked
+  std::size_t states_checked_ = 0;  ///< states when `check_untouched()` last looked
   bool lent_ = false;
   bool updating_ = false;  ///< between `begin_update()` and the end of the update, with one copy
   bool stepped_ = false;   ///< there has been a step, or a state from before

@@ -24,13 +24,11 @@ struct ShardPiece {
   std::size_t owner = 0;    ///< the share that it is in
   bool is_mine = false;     ///< it is in the share of this rank
   bool has_master = false;  ///< its owner steps a master in fp32, of a 16-bit parameter
-  at::Tensor tensor;   ///< what the wrapped optimizer steps: the parameter itself if that must see
-                       ///< whole ones
-  at::Tensor travels;  ///< the same elements, dense
+  at::Tensor tensor;        ///< what is stepped: the parameter if the optimizer must see all of it
+  at::Tensor travels;       ///< the same elements, dense
   std::vector<std::int64_t> strides;  ///< of the parameter
-  std::optional<MasterCopy>
-      master;           ///< of this rank's piece, where there are masters: that is stepped
-  at::Tensor gradient;  ///< this rank's share of it, where `.grad` does not have it
+  std::optional<MasterCopy> master;   ///< of this rank's piece, where there are masters
+  at::Tensor gradient;                ///< this rank's share of it, where `.grad` does not have it
 
   [[nodiscard]] bool is_whole() const { return begin == 0 && end == parameter.numel(); }
   /// Returns the elements where they are, dense; all of a parameter whose memory has gaps.

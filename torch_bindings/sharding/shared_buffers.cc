@@ -134,8 +134,7 @@ class SharedBuffers::Sharing {
 
   const Named all;
   std::vector<PackedBuffers> types;
-  at::Tensor names;  ///< no elements; its shape is a digest of names, types and shapes; undefined
-                     ///< without buffers
+  at::Tensor names;  ///< no elements; its shape digests names, types, shapes; or undefined
   Named large;
   std::vector<Seen> seen;             ///< of the large ones, as they are now
   std::vector<std::uint8_t> changed;  ///< which of them have, on this rank

@@ -90,17 +90,15 @@ class ExponentialMovingAverage {
   struct Buffer {
     at::Tensor buffer, average;
     bool counts = false;  ///< of which the mean says nothing: the average is a copy
-    at::Tensor
-        kept;  ///< while the buffer is the average: what it was; undefined where it was the same
+    at::Tensor kept;      ///< while the buffer is the average: what it was, if it differed
   };
   void begin_with_broadcasts();
   void exchange();
 
   ExponentialMovingAverageOptions options_;
   std::vector<at::Tensor> parameters_, averages_;
-  std::vector<at::Tensor>
-      set_aside_;  ///< while the parameters are the averages: what those in 16 bits were
-  std::vector<std::size_t> unique_;  ///< the places at which a parameter is listed first
+  std::vector<at::Tensor> set_aside_;  ///< while averages are in: what those in 16 bits were
+  std::vector<std::size_t> unique_;    ///< the places at which a parameter is listed first
   std::vector<Buffer> buffers_;
   bool are_exchanged_ = false;
   std::int64_t updates_ = 0;

@@ -97,8 +97,7 @@ class EngineMutex {
   Board& board_;
   AfterUnlock after_;
   Continuations continuations_;
-  bool results_given_ = false;  ///< not in `after_`: it is most often all that there is to do, and
-                                ///< costs least by itself
+  bool results_given_ = false;  ///< not in `after_`: mostly it is all that there is to do
   int waiting_ = 0;             ///< threads in `wait_for`
 };
 

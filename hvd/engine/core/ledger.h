@@ -44,14 +44,12 @@ struct Entry {
       prepared;  ///< per tensor: its location is to be released, unless its batch is launched
   std::size_t unfinished = 0;  ///< tensors whose batch is not over
   std::size_t unqueued = 0;    ///< tensors whose batch is not all enqueued on the device
-  std::vector<std::vector<std::int64_t>>
-      rows;  ///< Allgather, Alltoall: per tensor, rows that come from each rank of the set
+  std::vector<std::vector<std::int64_t>> rows;  ///< Allgather, Alltoall: by tensor, rows from each
   std::vector<std::vector<std::int64_t>>
       before;  ///< Alltoall: per tensor, rows of each rank's that go to the ranks before this one
   std::optional<UnnamedPlace> unnamed;  ///< of a submission without a name
   PersistentOp* op = nullptr;           ///< the persistent operation it belongs to; null for most
-  bool repeats =
-      false;  ///< its caller waits, and nothing had to be introduced: worth a persistent operation
+  bool repeats = false;     ///< awaited, and nothing introduced: worth a persistent operation
   std::uint64_t trace = 0;  ///< its number in the timeline, 0 if it is not recorded there
   Timeline::Copy copied;    ///< when `prepare` copied, if the timeline wants to know
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
@@ -120,9 +118,8 @@ class Ledger {
 
   Entries entries_;
   Units by_unit_;
-  std::map<UnitKey, std::weak_ptr<const HandleState>>
-      unseen_;                                ///< and some that were seen since, or are gone
-  std::size_t look_through_at_ = kFewUnseen;  ///< so many of them
+  std::map<UnitKey, std::weak_ptr<const HandleState>> unseen_;  ///< and some seen since, or gone
+  std::size_t look_through_at_ = kFewUnseen;                    ///< so many of them
 };
 
 }  // namespace hvd

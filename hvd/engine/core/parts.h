@@ -32,12 +32,10 @@ struct EngineParts {
   std::unique_ptr<Board> board;
   std::shared_ptr<StatsCounters> stats = std::make_shared<StatsCounters>();
   std::unique_ptr<Timeline> timeline = std::make_unique<Timeline>();
-  std::unique_ptr<Transport>
-      transport;  ///< of a domain's leader in a world of several domains; otherwise null
-  std::unique_ptr<Transport> alarm;  ///< of its other ranks: to tell the leaders elsewhere of a
-                                     ///< failure when their own is dead
-  std::unique_ptr<Transport> peers;  ///< between all ranks, each a domain to it, for send and recv;
-                                     ///< null in a world of one domain
+  std::unique_ptr<Transport> transport;  ///< of a domain's leader where there are several; or null
+  std::unique_ptr<Transport> alarm;      ///< of its other ranks: to tell the leaders elsewhere of a
+                                         ///< failure when their own is dead
+  std::unique_ptr<Transport> peers;  ///< between all ranks, for send and recv; null in one domain
   std::vector<std::unique_ptr<Backend>> backends;  ///< the first that supports a batch runs it
   int device = -1;  ///< CUDA's index of the GPU that all GPU tensors of this rank must be on; -1:
                     ///< any. In a world of one: any

@@ -41,15 +41,13 @@ struct SmallCall {
   /// Allreduce of a group: its tensors, all of type `dtype`. Empty for one tensor; else `shape`,
   /// `input` and `output` mean nothing.
   std::span<const SmallTensor> group;
-  void* output = nullptr;  ///< may be null for Allgather, Alltoall and Reducescatter: then
-                           ///< `allocate` is asked for it
+  void* output = nullptr;  ///< null for Allgather, Alltoall, Reducescatter: `allocate` is asked
   /// Returns memory for so many rows; called once at most, under no lock, by the caller's thread or
   /// by the one that drives.
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;
   void* context = nullptr;
   std::span<const std::int64_t> splits;  ///< Alltoall only: rows for each rank
-  std::span<std::int64_t>
-      received;  ///< Alltoall only: becomes the rows from each rank; may be the memory of `splits`
+  std::span<std::int64_t> received;      ///< Alltoall: becomes the rows from each; may be `splits`
   std::int64_t output_rows = -1;  ///< Allgather, Reducescatter: rows of the memory at `output`; -1:
                                   ///< `allocate` makes as many as come
   ReduceOp op = ReduceOp::Average;
@@ -104,8 +102,7 @@ struct PersistentOp {
   /// (hvd/engine/leader/direct_path.h).
   [[nodiscard]] bool is_direct() const { return route == Route::Direct; }
   UnitRef unit;
-  SharedSignature signature;  ///< the negotiator's own: as long as the unit has this one, nothing
-                              ///< is to be introduced
+  SharedSignature signature;  ///< the negotiator's: while the unit has it, nothing is introduced
   FastPathMemory* memory = nullptr;  ///< one of the next two; null for a Barrier
   SlotMemory* slots = nullptr;
   LeaderMemory* leaders = nullptr;
@@ -115,9 +112,8 @@ struct PersistentOp {
   std::byte* block = nullptr;  ///< this rank's own, pinned or leased
   std::byte* note = nullptr;  ///< its inline data on the board, if inputs and results fit in there:
                               ///< the fewest cache lines to travel
-  std::vector<std::int64_t>
-      parts;  ///< of Alltoall, and of Reducescatter where it is one-sided: elements for each rank
-  std::size_t block_bytes = 1;  ///< that any rank's block has to hold
+  std::vector<std::int64_t> parts;  ///< Alltoall, one-sided Reducescatter: elements for each rank
+  std::size_t block_bytes = 1;      ///< that any rank's block has to hold
   std::size_t input_bytes = 0;
   std::size_t result_at = 0;  ///< in the block, in bytes
   std::size_t result_bytes = 0;
@@ -142,8 +138,7 @@ struct PersistentOp {
   };
   Verdict verdict = Verdict::Invalid;
 
-  std::uint32_t number = kNoNumber;  ///< that the leaders have last called it by
-                                     ///< (hvd/negotiation/leaders/tensor_numbers.h)
+  std::uint32_t number = kNoNumber;  ///< that the leaders called it by last (tensor_numbers.h)
   static constexpr std::uint32_t kNoNumber = ~std::uint32_t{0};
 
   // ---- of the call that is in flight
@@ -153,16 +148,12 @@ struct PersistentOp {
   void* (*allocate)(void* context, std::int64_t rows) = nullptr;
   void* context = nullptr;
   std::shared_ptr<void> owner;  ///< owns the memory, where the caller will not take the result
-  bool is_handed_out =
-      false;              ///< `pending` is somebody's who may keep it for longer than this call
+  bool is_handed_out = false;   ///< `pending` is somebody's who may keep it beyond this call
   bool is_alike = false;  ///< Alltoall: it ended in the block, where all ranks have the same splits
   bool is_lent = false;   ///< `location` is this round's
-  bool is_in_place = false;  ///< the leader, its domain's only rank, reads `input` and writes
-                             ///< `output`: nothing is copied to the block and back
-  std::vector<const std::byte*>
-      sources;  ///< blocks that this rank gets its part from, of a one-sided round, until it has
-  bool is_to_fetch =
-      false;  ///< its result is in the block, for its caller to ask for memory and copy it
+  bool is_in_place = false;  ///< a domain's only rank reads `input`, writes `output`: no copies
+  std::vector<const std::byte*> sources;  ///< one-sided: blocks it gets its part from, until it has
+  bool is_to_fetch = false;  ///< it is in the block, for its caller to ask for memory and copy
 
   /// Returns where this rank's result goes in a round that is not negotiated, and, unless
   /// `is_in_place`, where its input is.

@@ -127,11 +127,9 @@ class SubmissionQueue {
   std::map<UnitKey, std::deque<std::unique_ptr<Entry>>> waiting_ HVD_GUARDED_BY(engine_mutex);
   std::uint64_t init_thread_ HVD_GUARDED_BY(engine_mutex) = CallerThread::kNone;
   PerKind unnamed_ HVD_GUARDED_BY(engine_mutex);
-  PerKind persistent_ HVD_GUARDED_BY(engine_mutex);  ///< of persistent operations
-  std::map<UnitKey, Owner> library_
-      HVD_GUARDED_BY(engine_mutex);  ///< of the library's own operations
-  std::map<int, std::uint64_t> joins_
-      HVD_GUARDED_BY(engine_mutex);  ///< of a process set: how often all its ranks have joined
+  PerKind persistent_ HVD_GUARDED_BY(engine_mutex);                ///< of persistent operations
+  std::map<UnitKey, Owner> library_ HVD_GUARDED_BY(engine_mutex);  ///< of the library's operations
+  std::map<int, std::uint64_t> joins_ HVD_GUARDED_BY(engine_mutex);  ///< how often a set has joined
 };
 
 }  // namespace hvd

@@ -124,8 +124,7 @@ class FastPath {
   std::vector<PersistentOp*> complete_
       HVD_GUARDED_BY(engine_mutex);  ///< of `end_complete`: what may be ended
   std::vector<PersistentOp*> claimed_ HVD_GUARDED_BY(engine_mutex);  ///< those of one batch
-  std::vector<UnitRef> negotiated_
-      HVD_GUARDED_BY(engine_mutex);  ///< those that are to be negotiated
+  std::vector<UnitRef> negotiated_ HVD_GUARDED_BY(engine_mutex);  ///< those that are to negotiate
 };
 
 }  // namespace hvd

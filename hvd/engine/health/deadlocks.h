@@ -64,9 +64,8 @@ class Deadlocks {
   Board& board_;
   std::vector<CallerThreads::Waiting> waiting_ HVD_GUARDED_BY(engine_mutex);  ///< at this look
   std::vector<CallerThreads::Waiting> seen_ HVD_GUARDED_BY(engine_mutex);     ///< at the last look
-  std::vector<UnitRef> units_
-      HVD_GUARDED_BY(engine_mutex);                       ///< those that are waited for, each once
-  Clock::time_point since_ HVD_GUARDED_BY(engine_mutex);  ///< when that was seen first
+  std::vector<UnitRef> units_ HVD_GUARDED_BY(engine_mutex);  ///< those waited for, each once
+  Clock::time_point since_ HVD_GUARDED_BY(engine_mutex);     ///< when that was seen first
   Clock::time_point next_search_ HVD_GUARDED_BY(engine_mutex);
   std::string found_ HVD_GUARDED_BY(
       engine_mutex);  ///< by the last search: who waits for what; the next one may find more ranks

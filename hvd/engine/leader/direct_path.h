@@ -96,9 +96,8 @@ class DirectPath {
   const std::uint64_t domains_elsewhere_;  ///< on other hosts
   DirectLane lane_;
   DirectRounds rounds_;
-  std::vector<PersistentOp*>
-      promised_;  ///< of `promise_rounds`: those that this rank's domain contributes to
-  std::vector<UnitRef> slow_;  ///< likewise: those that are to be negotiated
+  std::vector<PersistentOp*> promised_;  ///< of `promise_rounds`: what this domain contributes to
+  std::vector<UnitRef> slow_;            ///< likewise: those that are to be negotiated
   std::vector<PersistentOp*>
       ended_;  ///< of `end_rounds`, in the order of the rounds; null where there is none any more
   std::size_t found_at_ = 0;  ///< where `find` goes on

@@ -32,9 +32,8 @@ struct Patience {
 
 /// The calls of a wait to the board.
 struct BoardReports {
-  std::function<std::optional<int>()>
-      find_dead;                          ///< returns the index of a rank that has died, if any has
-  std::function<bool()> end_if_one_died;  ///< ends the world then; returns whether one has
+  std::function<std::optional<int>()> find_dead;   ///< returns the index of a dead rank, if any
+  std::function<bool()> end_if_one_died;           ///< ends the world then; returns whether one has
   std::function<void(const Status&)> set_failure;  ///< ends the world
   std::function<Status()> failure;  ///< returns what has ended the world; ok if nothing has
 };

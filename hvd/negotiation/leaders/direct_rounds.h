@@ -138,8 +138,7 @@ class DirectRounds {
   };
   struct Unit {
     std::uint64_t over = 0;            ///< rounds that are
-    std::array<Gathered, 2> rounds;    ///< by parity: the round that is gathering, and the next, in
-                                       ///< which others may be already
+    std::array<Gathered, 2> rounds;    ///< by parity: the round that gathers, and the next one
     bool promised = false;             ///< this domain has contributed to the one that is gathering
     Clock::time_point promised_at{};   ///< or has queried
     unsigned streak = 0;               ///< rounds that fell back, one after the other

@@ -102,9 +102,8 @@ class TensorNumbers {
  private:
   struct Known {
     UnitKey key;
-    std::vector<Introduction>
-        remote;                    ///< what ranks of other domains said; runs ascending and apart
-    std::uint64_t decided_at = 0;  ///< the decision that was the last about it
+    std::vector<Introduction> remote;  ///< said by other domains' ranks; runs ascending and apart
+    std::uint64_t decided_at = 0;      ///< the decision that was the last about it
     std::list<std::uint32_t>::iterator usage = {};  ///< root: its place in `usage_`
   };
   void use(const Known& known) { usage_.splice(usage_.end(), usage_, known.usage); }
@@ -115,13 +114,12 @@ class TensorNumbers {
   std::unordered_map<std::uint32_t, Known> known_;
   std::uint32_t next_id_ = 0;  ///< above all numbers that were ever given, as far as is known here
   std::uint64_t decisions_ = 0;
-  std::uint64_t refused_at_ = 0;    ///< the last of them that refused a tensor
-  std::list<std::uint32_t> usage_;  ///< root: all numbers, the one longest not decided first
-  std::uint64_t retired_at_ = 0;    ///< root: decisions when it asked last
-  std::vector<std::uint32_t>
-      retiring_;                     ///< what was asked for, until the root says what came of it
-  std::size_t answers_missing_ = 0;  ///< children that have not answered
-  std::set<std::uint32_t> in_use_;   ///< of `retiring_`, in this subtree
+  std::uint64_t refused_at_ = 0;         ///< the last of them that refused a tensor
+  std::list<std::uint32_t> usage_;       ///< root: all numbers, the one longest not decided first
+  std::uint64_t retired_at_ = 0;         ///< root: decisions when it asked last
+  std::vector<std::uint32_t> retiring_;  ///< asked for, until the root says what came of it
+  std::size_t answers_missing_ = 0;      ///< children that have not answered
+  std::set<std::uint32_t> in_use_;       ///< of `retiring_`, in this subtree
   std::set<UnitKey> unsure_;
 };
 

@@ -58,9 +58,8 @@ class AgreedQueues {
   const ProcessSets& sets_;
   const std::uint64_t fusion_threshold_bytes_;
   const bool groups_alone_;
-  std::map<int, std::deque<AgreedUnit>> queues_;  ///< by process set; none is empty
-  std::map<std::pair<Scope, int>, std::uint64_t>
-      orders_;  ///< by the process set's number: batches cut so far
+  std::map<int, std::deque<AgreedUnit>> queues_;           ///< by process set; none is empty
+  std::map<std::pair<Scope, int>, std::uint64_t> orders_;  ///< by process set: batches cut so far
 };
 
 }  // namespace hvd

@@ -17,11 +17,9 @@ struct AgreedUnit {
   int process_set = 0;
   SharedSignature
       signature;  ///< of the set's first rank; equal on all but for first dimensions of gathers
-  std::vector<bool>
-      present;  ///< per tensor: some rank has it; tensors that nobody has do not travel
+  std::vector<bool> present;  ///< per tensor: some rank has it; the others do not travel
   std::vector<std::int64_t> total_bytes;  ///< per tensor: bytes that count against the threshold
-  std::vector<int>
-      absent;  ///< global ranks of the set that have joined and take no part, ascending
+  std::vector<int> absent;                ///< global ranks of the set that have joined, ascending
 };
 
 struct PlannedTensor {

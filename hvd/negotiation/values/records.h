@@ -82,8 +82,7 @@ static_assert(sizeof(Pledge) == 8);
 /// The word that all ranks of a domain, or all ranks, are ready for a unit.
 struct Agreement {
   std::vector<bool> present;  ///< per tensor: some rank has it
-  std::vector<int>
-      absent;     ///< global ranks of the set that have joined and did not submit it, ascending
+  std::vector<int> absent;    ///< global ranks of the set that joined and did not submit, ascending
   int last = -1;  ///< Join: the rank that joined last; Control: the process set made or removed
 };
 void encode(Writer& writer, const Agreement& agreement);

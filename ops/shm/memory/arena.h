@@ -26,8 +26,7 @@ struct DomainMemory {
   std::vector<std::span<std::byte>> arenas;  ///< by the rank's index in the domain
   std::shared_ptr<void> owner;               ///< unmaps when released
   std::vector<pid_t> processes;  ///< by index, of the ranks; empty where all are of this process
-  bool direct_copies =
-      false;  ///< the ranks have found that they may read one another's ordinary memory
+  bool direct_copies = false;    ///< the ranks may read one another's ordinary memory
   bool slow_copies = false;  ///< but copies by way of shared memory that is in the cache are faster
 };
 
