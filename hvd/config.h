@@ -174,14 +174,12 @@ struct Config {
   static Config from_environment();
 };
 
-/// Returns what must be equal on all ranks: the variable (or field) that sets it, and its value as
-/// text.
+/// Returns what must be equal on all ranks: the variable (or field) and its value as text.
 std::vector<std::pair<std::string, std::string>> shared_part(const Config& config);
 /// Returns a sentence for each knob that is set and does nothing, where that may surprise.
 std::vector<std::string> remarks(const Config& config);
 
-/// LauncherHints are what the launcher says about this process before MPI is up; empty where it
-/// says nothing.
+/// LauncherHints are what the launcher says about this process before MPI is up; or empty.
 struct LauncherHints {
   /// @{
   /// The numbers that Topology has under these names.

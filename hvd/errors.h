@@ -23,8 +23,7 @@ struct NotInitialized : Error {
 struct InvalidArgument : Error {
   using Error::Error;
 };
-/// Mismatch: the ranks disagree. It is raised on every participating rank at `wait()`; the library
-/// stays usable.
+/// Mismatch: the ranks disagree. All that take part raise it at `wait()`; the library stays usable.
 struct Mismatch : Error {
   using Error::Error;
 };

@@ -298,8 +298,7 @@ constexpr bool is_eager(std::size_t bytes, std::size_t together, std::size_t mos
   return bytes <= most && bytes <= limit(Limit::EagerBytes) &&
          together <= limit(Limit::EagerTogetherBytes);
 }
-/// Returns whether an input is read where it lies by the other ranks of its host, in an operation
-/// between hosts.
+/// Returns whether the ranks of a host read an input where it lies, in an operation between hosts.
 constexpr bool is_read_between_hosts(OpKind kind, std::size_t bytes) {
   return kind != OpKind::Reducescatter && !is_at_once(bytes);
 }

@@ -29,8 +29,7 @@ struct DomainControls {
   std::uint32_t* abort_word = nullptr;       ///< of AbortMark, one for all
 };
 
-/// They lie in the ranks' arenas, for as long as the world; every rank of the domain learns where.
-/// Collective.
+/// They lie in the ranks' arenas, for as long as the world; all ranks learn where. Collective.
 DomainControls share_controls(const Topology& topology, const Bootstrap& bootstrap,
                               const DomainMemory& memory, Arena& arena) {
   constexpr std::size_t kWholePages = std::size_t{64} << 10;  // from here on the arena gives them

@@ -84,8 +84,7 @@ class Bootstrap {
   void barrier() const;
 
  private:
-  /// Returns whether the ranks have met, or this one is alone; false where they are to meet in a
-  /// store.
+  /// Returns whether the ranks have met, or there is one; false where they are to meet in a store.
   bool meet_through_mpi(const Launch& launch, bool is_started);
   std::unique_ptr<Meeting> meeting_;    ///< null in a world of one
   MpiMeeting* mpi_ = nullptr;           ///< the same, where it is MPI's

@@ -32,8 +32,7 @@ bool moves_or_reduces(const BatchTraits& traits, const Reducible& reducible) {
   }
 }
 
-/// Returns whether the host's kernels do what the traits ask for. Depends on kind, dtype and reduce
-/// op alone.
+/// Returns whether the host's kernels do what the traits ask, by kind, dtype and reduce op alone.
 inline bool host_supports(const BatchTraits& traits) {
   return moves_or_reduces(traits, [](DataType dtype, ReduceOp op) {
     if (is_complex(dtype) && op == ReduceOp::Product) return false;

@@ -153,8 +153,7 @@ void offer_shared_memory(RunningWorld& world, const DomainMemory& memory,
   };
 }
 
-/// Makes the transport from this rank to the leaders of domains; null in a world of one domain.
-/// Collective.
+/// Makes the transport from this rank to the domains' leaders; null in a single domain. Collective.
 std::unique_ptr<P2pTransport> make_transport(const ChosenWire& wire, const Topology& topology) {
   if (topology.domains == 1) return nullptr;
   return std::make_unique<P2pTransport>(wire.make(), leaders_of(topology), topology.domain_of_rank,

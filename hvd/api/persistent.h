@@ -21,8 +21,7 @@ class HVD_BETWEEN_LIBRARIES RepeatedCall {
   /// Keeps `submission`, of one tensor, which passed Engine::check and has a name. `output`: where
   /// the result goes. Its `keep_alive`, if it has one, owns the memory and not this object.
   RepeatedCall(std::shared_ptr<Engine> engine, Submission submission, void* output);
-  /// Waits for an operation that is under way if nobody keeps its memory alive; otherwise leaves it
-  /// to itself.
+  /// Waits for an operation under way if nobody keeps its memory alive; otherwise leaves it alone.
   ~RepeatedCall();
   RepeatedCall(const RepeatedCall&) = delete;
   RepeatedCall& operator=(const RepeatedCall&) = delete;
@@ -30,8 +29,7 @@ class HVD_BETWEEN_LIBRARIES RepeatedCall {
   /// Starts it; it must not be under way. Throws what Engine::submit throws, and InvalidArgument if
   /// the library was started anew since; nothing has happened then.
   void start();
-  /// Waits for what was started last and throws what it failed with. Returns at once if it is not
-  /// under way.
+  /// Waits for what was started last and throws its failure. Returns at once if none is under way.
   void wait();
   /// Returns whether `wait()` would return at once; does a little driving.
   [[nodiscard]] bool done() const;

@@ -27,8 +27,7 @@ class ResultMemory {
   virtual std::byte* allocate(std::size_t bytes) = 0;
   /// Gives block and pages back to the system.
   virtual void give_back(std::byte* block, std::size_t bytes) noexcept = 0;
-  /// Returns whether a child that is forked from this process sees what is written to the blocks
-  /// afterwards.
+  /// Returns whether a child that is forked from this process sees later writes to the blocks.
   [[nodiscard]] virtual bool is_seen_by_children() const { return false; }
 };
 

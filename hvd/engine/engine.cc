@@ -471,8 +471,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience, const Status& if_alone
   return stopped_cleanly_.load();
 }
 
-/// All have left, or the world has failed: what has been said before that counts, and what is
-/// pending fails.
+/// All have left, or the world has failed: what was said before counts, and what is pending fails.
 void Engine::end_messages(EngineLock& lock) {
   try {
     if (!board_.failed()) messages_.advance(lock, false);

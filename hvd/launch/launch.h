@@ -41,8 +41,7 @@ struct Launch {
   bool is_forced = false;  ///< the user has said so by HVD_INIT
   /// With Way::Mpi, whether a world of one is to be believed: nothing contradicts it.
   bool may_be_alone = true;
-  /// With Way::Mpi, whether MPI can find others. Otherwise MPI_Init would end the process, or come
-  /// up alone.
+  /// With Way::Mpi, whether MPI can find others. Otherwise MPI_Init ends the process, or is alone.
   bool can_start_mpi = true;
   /// With Way::Store, and with Way::Mpi where the ranks can meet there in case MPI comes up alone.
   std::optional<StoreAddress> store;

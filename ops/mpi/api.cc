@@ -10,8 +10,7 @@
 #include "hvd/base/text.h"
 #include "ops/mpi/library.h"
 
-// In Open MPI a handle is the address of an object of the library, elsewhere a number that the
-// header has.
+// In Open MPI a handle is the address of a library's object, elsewhere a number of the header's.
 #ifdef OPEN_MPI
 #define HVD_MPI_NAME "Open MPI"
 #define HVD_MPI_HANDLE(constant, object) static_cast<decltype(constant)>(find(object))

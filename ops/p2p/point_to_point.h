@@ -91,8 +91,7 @@ class PointToPoint {
   [[nodiscard]] virtual bool looks_again() const { return false; }
 };
 
-/// Makes one more wire between all ranks, whose messages no other gets. Collective, where the wire
-/// says so.
+/// Makes one more wire between all ranks, for its own messages. Collective, if the wire says so.
 using MakePointToPoint = std::function<std::unique_ptr<PointToPoint>()>;
 
 }  // namespace hvd

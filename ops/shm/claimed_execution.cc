@@ -127,8 +127,7 @@ class ClaimedExecution final : public Execution {
   [[nodiscard]] bool is_staged(const BatchMember& member) const {
     return Staging::is_staged(my_location(member));
   }
-  /// Returns whether what this rank reduces of a tensor goes to its own output, and not by way of
-  /// its block.
+  /// Returns whether what this rank reduces of a tensor goes to its own output, not to its block.
   [[nodiscard]] bool goes_straight(const BatchMember& member) const {
     return is_staged(member) && !is_adasum_;
   }

@@ -141,8 +141,7 @@ double processor_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-/// Sleeps. Returns the processor time of each rank, all its threads, in percent of a core.
-/// Collective.
+/// Sleeps. Returns each rank's processor time, all its threads, in percent of a core. Collective.
 std::vector<double> measure_idle(double seconds) {
   hvd::barrier();
   // the others' way out of the barrier does not count

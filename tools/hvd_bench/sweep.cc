@@ -43,8 +43,7 @@ struct SweepRow {
   [[nodiscard]] double ratio() const { return mpi / time; }
 };
 
-/// A row for each way of each cell, and at the end how many cells of each way are won, level or
-/// lost.
+/// A row for each way of each cell, and at the end how many of each way are won, level or lost.
 class SweepReport {
  public:
   explicit SweepReport(const Options& options) : file_(options.json) {

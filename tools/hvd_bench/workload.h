@@ -64,8 +64,7 @@ class Subject {
     return persistent_ ? "again" : in_place_ ? "in" : writes_into() ? "into" : "out";
   }
   [[nodiscard]] std::string wire() const { return name_of(wire_); }
-  /// Once, all tensors: submitted as a burst and then waited for where there are several, or with
-  /// --async.
+  /// Once, all tensors: as a burst, then waited for, where there are several or with --async.
   void run();
   /// Runs once on known values; the number of wrong elements on this rank.
   std::size_t count_wrong();

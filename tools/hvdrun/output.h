@@ -1,6 +1,5 @@
 #pragma once
-/// The way of what ranks print: RankLines takes it from one rank, an Outlet writes it. For one
-/// thread.
+/// The way of what ranks print: RankLines takes it in, an Outlet writes it. For one thread.
 
 #include <sys/types.h>
 

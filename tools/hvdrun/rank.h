@@ -40,8 +40,7 @@ class Rank {
   bool has_ended();
   /// Sends a signal to it and all that it has started.
   void send(int signal) const;
-  /// Requires `has_ended()`. Returns its exit code, or 128 and the number of the signal that ended
-  /// it.
+  /// Requires `has_ended()`. Returns its exit code, or 128 and the signal that ended it.
   [[nodiscard]] int exit_code() const { return signal_ != 0 ? 128 + signal_ : code_; }
   /// Requires `has_ended()`. Returns how it ended, in words: "rank 1 (process 4711) ended with exit
   /// code 7".

@@ -17,8 +17,7 @@ namespace {
 
 using detail::Form;
 
-/// A tensor of the caller's, and where a message of it lies: itself, or memory of its own on the
-/// host.
+/// A tensor of the caller's, and where its message lies: in it, or in host memory of its own.
 struct Landing {
   at::Tensor tensor, memory;
   std::once_flag written;

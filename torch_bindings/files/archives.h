@@ -15,8 +15,7 @@ namespace hvd::detail {
 
 /// Returns what was written, as the bytes that a file would have.
 std::string text_of(torch::serialize::OutputArchive& archive);
-/// Returns what `text_of` has written as an archive to read, its tensors on the device; none: where
-/// they were.
+/// Returns what `text_of` wrote as an archive to read, tensors on the device; none: as they were.
 torch::serialize::InputArchive archive_of(const std::string& text,
                                           std::optional<at::Device> device = at::kCPU);
 /// Returns what was written, to be read on the CPU.

@@ -46,8 +46,7 @@ class CheckpointReader {
   [[nodiscard]] torch::serialize::InputArchive& archive() { return archive_; }
   /// Returns whether the values of an archive's tensor, or of a view of one, are still in the file.
   [[nodiscard]] bool is_unread(const at::Tensor& tensor) const { return unread(tensor) != nullptr; }
-  /// From the next read() on `tensor`, which an archive has, has its values. Nothing for one that
-  /// has them.
+  /// From the next read() on `tensor`, of an archive, has its values. Nothing where it has them.
   void want(const at::Tensor& tensor);
   /// The next read() gives `to` the values of `from`, which an archive has or which is a view of
   /// what one has; at once where these are there. Another type or layout costs memory for the whole

@@ -77,8 +77,7 @@ class BucketMemory {
   /// Notes that what travels has been written to since.
   void note_result(std::size_t member) { cells_[member].zeros_at = -1; }
 
-  /// Returns the tensor that is sent: until it is reduced it may be another than that in which the
-  /// result lies.
+  /// Returns the tensor that is sent: until it is reduced it may be another than the result's.
   [[nodiscard]] const at::Tensor& sent(std::size_t member) const;
   /// Returns the tensor in which the result lies.
   [[nodiscard]] const at::Tensor& result(std::size_t member) const { return cells_[member].wire; }

@@ -55,8 +55,7 @@ struct GradientSlot {
   void follow_layout(bool sparse_as_dense);
   /// Divides what is a sum over so many ranks already: it enters the next one in equal parts.
   void share_out(int ranks);
-  /// Converts the gradient to what the parameter is now. Throws InvalidArgument where it has
-  /// another shape.
+  /// Converts the gradient to what the parameter is now. Throws InvalidArgument for another shape.
   void convert();
 
   NamedParameter named;

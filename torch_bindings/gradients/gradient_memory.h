@@ -16,8 +16,7 @@
 
 namespace hvd::detail {
 
-/// Gives back to the system what the arena has free at its end: the first member of what has much
-/// memory there.
+/// Gives back what the arena has free at its end: the first member of what has much memory there.
 struct HostMemoryUser {
   HostMemoryUser() = default;
   ~HostMemoryUser();

@@ -229,8 +229,7 @@ CheckpointedPart::Results CheckpointedPart::compute(std::optional<std::size_t> o
   return std::move(recomputation).results();
 }
 
-/// Belongs to a backward pass, and goes with it, also where the pass throws and its callbacks are
-/// not called.
+/// Belongs to a backward pass, and goes with it, also where it throws and calls no callbacks.
 class CheckpointedPart::End {
  public:
   End(std::weak_ptr<CheckpointedPart> part, int pass) : part_(std::move(part)), pass_(pass) {}

@@ -41,8 +41,7 @@ class Converted {
         Layer{c10::weak_intrusive_ptr(mark.getIntrusivePtr()), layer, process_set});
   }
 
-  /// The set over which the layer with this tensor normalises now; none if it is not converted, or
-  /// evaluates.
+  /// The set over which this tensor's layer normalises now; none if not converted, or evaluating.
   std::optional<ProcessSet> find(const at::Tensor& mark) const {
     const std::shared_lock lock(mutex_);
     const auto entry = layers_.find(mark.unsafeGetTensorImpl());

@@ -34,8 +34,7 @@ class JoinRounds;
 #pragma GCC visibility push(default)
 namespace hvd {
 
-/// JoinOptions are those of DistributedDataParallel::join and DistributedOptimizer::join; equal on
-/// all ranks.
+/// JoinOptions are those of join() of both wrappers; equal on all ranks.
 struct JoinOptions {
   /// True: gradients are divided by the number of all ranks, so that each batch counts the same.
   /// False: by the number of ranks that still have batches, as if there were no others. Ranks that

@@ -20,8 +20,7 @@ namespace hvd {
 /// GradScaler::unscale_(). A norm that is not finite leaves gradients that are not, as
 /// torch::nn::utils::clip_grad_norm_ does. With MasterWeights the fp32 gradients are clipped.
 double clip_grad_norm_(DistributedOptimizer& optimizer, double max_norm, double norm_type = 2);
-/// Does the same for an optimizer that no DistributedOptimizer is around, whose gradients are
-/// there. Local.
+/// Does the same for an optimizer without a DistributedOptimizer, whose gradients are there. Local.
 double clip_grad_norm_(MasterWeights& optimizer, double max_norm, double norm_type = 2);
 
 /// Finishes the reductions (`step()` then does not reduce again), and returns the norm that the
@@ -37,8 +36,7 @@ double grad_norm(DistributedOptimizer& optimizer, double norm_type = 2);
 /// MasterWeights on the fp32 gradients. NaN stays. Throws InvalidArgument for a clip_value that is
 /// negative or NaN.
 void clip_grad_value_(DistributedOptimizer& optimizer, double clip_value);
-/// Does the same for an optimizer that no DistributedOptimizer is around, whose gradients are
-/// there. Local.
+/// Does the same for an optimizer without a DistributedOptimizer, whose gradients are there. Local.
 void clip_grad_value_(MasterWeights& optimizer, double clip_value);
 
 }  // namespace hvd

@@ -61,8 +61,7 @@ constexpr const char* kMoved =
     "this DistributedOptimizer was moved: use the one that it was moved into, and make schedulers "
     "after that, or on its wrapped()";
 
-/// The options of the one group that is left where a wrapper was: what a scheduler meets that was
-/// made there.
+/// The options of the one group left where a wrapper was: a scheduler made there meets them.
 struct MovedOptions : torch::optim::OptimizerCloneableOptions<MovedOptions> {
   [[nodiscard]] double get_lr() const override { throw InvalidArgument(kMoved); }
   void set_lr(double /*rate*/) override { throw InvalidArgument(kMoved); }

@@ -32,8 +32,7 @@ struct UnsavedParts {
   bool own = true;                 ///< whether the optimizer's own `save` writes something
 };
 
-/// Returns the optimizer that holds the state: what a DistributedOptimizer wraps, unless it shares
-/// that out.
+/// Returns the optimizer with the state: what a DistributedOptimizer wraps, unless it shares it.
 torch::optim::Optimizer& holder_of(torch::optim::Optimizer& optimizer);
 bool is_sharded(const torch::optim::Optimizer& optimizer);
 

@@ -14,8 +14,7 @@ namespace hvd::detail {
 /// The streams of one group of tensors.
 class StreamSet {
  public:
-  /// Takes in the current stream of the tensor's device: what was queued on it so far has written
-  /// the tensor.
+  /// Takes in the current stream of the tensor's device: what is queued there writes the tensor.
   void note(const at::Tensor& tensor);
   /// Makes the current stream of the device wait for what is queued on the others, and forgets them
   /// all. Returns whether there were others.

@@ -82,8 +82,7 @@ class MasterCopies {
   void lend(Lent which);
   void take_back();
 
-  /// Notes that the gradient of a 16-bit parameter is multiplied by this, in fp32, after what was
-  /// noted before.
+  /// Notes that a 16-bit parameter's gradient is multiplied by this, in fp32, after what was noted.
   void multiply(const at::Tensor& parameter, double factor);
   /// Notes that its elements are brought to the nearest ones from -bound to bound, in fp32, after
   /// what was noted before.
@@ -107,8 +106,7 @@ class MasterCopies {
   /// Writes the masters, each under its place in the groups.
   static void write(torch::serialize::OutputArchive& archive,
                     const torch::optim::Optimizer& optimizer, const Masters& masters);
-  /// Returns what `write` wrote; nothing where it has not. Throws InvalidArgument for one of
-  /// another shape.
+  /// Returns what `write` wrote, or nothing. Throws InvalidArgument for one of another shape.
   [[nodiscard]] static Masters read(torch::serialize::InputArchive& archive,
                                     const torch::optim::Optimizer& optimizer);
 

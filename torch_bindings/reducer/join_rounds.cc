@@ -19,8 +19,7 @@ JoinRounds::JoinRounds(std::string name, ProcessSet process_set, bool divide_by_
       process_set_(std::move(process_set)),
       divide_by_initial_world_size_(divide_by_initial_world_size) {}
 
-/// One byte per rank of the set: a sum of these is what all have said. Ranks that have joined say
-/// kEnded.
+/// One byte per rank of the set: the sum is what all said. Ranks that have joined say kEnded.
 at::Tensor JoinRounds::mark(unsigned char value) const {
   at::Tensor marks = torch::full({process_set_.size()}, kEnded, torch::kUInt8);
   marks[process_set_.rank()] = value;

@@ -134,8 +134,7 @@ void GradientReducer::before_gradient(std::size_t index) {
                                                                 : at::Tensor();
 }
 
-/// Refuses a gradient of which the step has all passes: it has left, perhaps before their number
-/// was raised.
+/// Refuses a gradient of which the step has all passes: it left, perhaps before their number rose.
 void GradientReducer::refuse_more(const GradientSlot& slot) {
   const GradientRound& round = buckets_.round_of(slot);
   if (slot.passes < passes_per_step_ && !(round.is_submitted() && round.is_given(slot.member)))

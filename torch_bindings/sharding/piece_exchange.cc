@@ -78,8 +78,7 @@ void PieceExchange::gather(const std::vector<at::Tensor>& whole, const std::vect
   const auto ranks = process_set_.ranks();
   const auto root = std::find(ranks.begin(), ranks.end(), *only);
   if (root == ranks.end()) return;
-  // Calls `part(piece, first, count)` for the bytes from `at` on that the owner of a share sends at
-  // once.
+  // Calls `part(piece, first, count)` for the bytes from `at` that a share's owner sends at once.
   const auto for_each_part = [&](int sender, std::int64_t at, const auto& part) {
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       if (owners_[pieces_[i].owner] != sender) continue;

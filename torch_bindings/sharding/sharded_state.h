@@ -28,8 +28,7 @@ class ShardedState {
                const PieceExchange& exchange)
       : wrapped_(wrapped), pieces_(pieces), exchange_(exchange) {}
 
-  /// Collective. Returns the whole state, by parameter, on every rank or on `only` one. It stays in
-  /// shares.
+  /// Collective. Returns the whole state, by parameter, on all ranks or `only` one. Shares stay.
   [[nodiscard]] States gather(std::optional<int> only = {}) const;
   /// Collective. Returns the masters of all 16-bit parameters, likewise.
   [[nodiscard]] MasterCopies::Masters gather_masters(std::optional<int> only = {}) const;

@@ -95,8 +95,7 @@ struct PersistentOp {
   std::shared_ptr<const ProcessSetInfo> set;
   std::vector<int> indices;     ///< of the set's ranks in the domain
   Route route = Route::AtSlot;  ///< one of three
-  /// Returns whether each rank takes its result from the others' blocks: a block is leased for each
-  /// round.
+  /// Returns whether each rank takes its result from the others' blocks, leased for the round.
   [[nodiscard]] bool is_pulled() const { return route == Route::EachItsPart; }
   /// Returns whether it is of all ranks of several domains: the leaders end its rounds
   /// (hvd/engine/leader/direct_path.h).

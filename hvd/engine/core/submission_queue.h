@@ -31,8 +31,7 @@ namespace hvd {
 
 class SubmissionQueue {
  public:
-  /// Made-up names for each operation and process set. With as many in flight, submissions wait
-  /// their turn.
+  /// Made-up names for each operation and process set. With as many in flight, others wait.
   static constexpr std::uint64_t kUnnamedNames = 256;
 
   /// `slots`: tensors that the ranks can know at once.
@@ -52,8 +51,7 @@ class SubmissionQueue {
   /// `text` (room for kUnnamedText characters), and counts nothing. Empty if there is more to do.
   std::string_view find_name(int process_set, OpKind kind, std::string_view name,
                              std::span<char> text) HVD_REQUIRES(engine_mutex);
-  /// Returns the place of the calling thread's next one without a name; none if another thread has
-  /// the lane.
+  /// Returns the place of the calling thread's next unnamed one; none if another has the lane.
   [[nodiscard]] std::optional<UnnamedPlace> next_place(int process_set, OpKind kind)
       HVD_REQUIRES(engine_mutex);
   /// Counts one more without a name, of the calling thread's lane.

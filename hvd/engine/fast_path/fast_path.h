@@ -80,8 +80,7 @@ class FastPath {
   void abandon(PersistentOp& op, std::shared_ptr<void> owner) HVD_REQUIRES(engine_mutex) {
     op.owner = std::move(owner);
   }
-  /// An entry of a persistent operation ends. Returns false if its result is there, and has been
-  /// taken instead.
+  /// An entry of a persistent operation ends. Returns false if its result was there, and taken.
   bool end(Entry& entry, bool failed) HVD_REQUIRES(engine_mutex);
 
  private:

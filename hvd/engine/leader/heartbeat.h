@@ -20,8 +20,7 @@ class Heartbeat final : public Transport {
   using Clock = std::chrono::steady_clock;
   /// Sent where nothing else was sent for so long.
   static constexpr std::chrono::milliseconds kInterval{1000};
-  /// Silence that is worth a word, and the least that may end a world: so many beats are not late,
-  /// but missing.
+  /// Silence that is worth a word, and the least that may end a world: so many beats are not late.
   static constexpr std::chrono::seconds kMissed{3};
 
   /// `neighbours`: those with which `wire` exchanges messages; each has a Heartbeat too.

@@ -63,8 +63,7 @@ class LeaderTask {
   /// An operation of this domain has not ended by its deadline; to be said again and again.
   void tell_late(LateReport report) HVD_REQUIRES(engine_mutex) { tree_.late(std::move(report)); }
 
-  /// Returns ranks of other domains some of which keep the operation waiting, as far as this leader
-  /// knows.
+  /// Returns ranks of other domains that may keep the operation waiting, as this leader knows.
   [[nodiscard]] std::vector<int> awaited(const UnitKey& key) const HVD_REQUIRES(engine_mutex);
   /// Returns whether there is something to decide.
   [[nodiscard]] bool has_work() const HVD_REQUIRES(engine_mutex) {

@@ -30,8 +30,7 @@ class Meetings {
   /// A rank of another domain has come to so many.
   void hear(int from, std::uint64_t meetings) HVD_REQUIRES(engine_mutex);
   void stop_waiting() HVD_REQUIRES(engine_mutex) { attention_.ignore_elsewhere(); }
-  /// Returns the ranks that have not come to that meeting, ascending. `is_hopeless`: they have all
-  /// left.
+  /// Returns the ranks missing at that meeting, ascending. `is_hopeless`: they have all left.
   [[nodiscard]] std::vector<int> missing(std::uint64_t meeting, bool& is_hopeless) const
       HVD_REQUIRES(engine_mutex);
 

@@ -111,8 +111,7 @@ class ProgressLoop {
   friend class Turn;
   static constexpr std::chrono::milliseconds kSleep{100};
   static constexpr std::chrono::milliseconds kShortestSleep{1};
-  /// A leader looks for messages, which ring no doorbell, also while its own ranks have nothing to
-  /// do.
+  /// A leader looks for messages, which ring no doorbell, also while its ranks have nothing to do.
   static constexpr std::chrono::milliseconds kIdleLeaderSleep{10};
 
   void hand_over(const Turn& turn) noexcept;
@@ -130,8 +129,7 @@ class ProgressLoop {
                ? pause
                : std::clamp<std::chrono::nanoseconds>(time - Clock::now(), kShortestSleep, pause);
   }
-  /// Returns whether functions of the program wait for results, which this rank must then look for
-  /// by itself.
+  /// Returns whether functions of the program wait for results, which it must then look for itself.
   [[nodiscard]] bool is_watching() const { return mutex_.continuations().are_waiting(); }
   void let_gather();
   void coordinate();

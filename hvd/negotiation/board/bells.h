@@ -33,8 +33,7 @@ class Bells {
     std::atomic<std::uint32_t>& watchers_;
   };
   /// Marks the coordination thread of this rank likewise: whoever rings `wait_doorbell` rings its
-  /// `work_doorbell` too. It must look for results once more before it sleeps. One at a time for
-  /// each rank.
+  /// `work_doorbell` too. It must look for results once more before it sleeps. One for each rank.
   class WorkerWatch {
    public:
     explicit WorkerWatch(const Bells& bells);

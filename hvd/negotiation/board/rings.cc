@@ -34,8 +34,7 @@ Rings::Rings(const BoardView& board)
 bool Rings::has_room(int to, std::size_t payload_bytes) {
   End& end = out_[static_cast<std::size_t>(to)];
   const std::uint64_t at = end.at.load(std::memory_order_relaxed);
-  // Behind it there is one line more: the next frame's word, in which nothing of earlier frames may
-  // be read.
+  // Behind it is one line more: the next frame's word, where nothing of earlier ones may be read.
   const auto fits = [&] {
     return at - end.other + frame_bytes(payload_bytes) + kLine <= ring_bytes_;
   };

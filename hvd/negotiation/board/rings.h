@@ -69,8 +69,7 @@ class Rings {
   [[nodiscard]] std::uint64_t meetings(int rank) const;
 
  private:
-  /// The state of a ring, of its reader or of its writer: how far it is, and as far as known the
-  /// other one.
+  /// The state of a ring, of its reader or of its writer: how far it is, and the other, as known.
   struct End {
     std::atomic<std::uint64_t> at{0};  // written under the rank's mutex, read by `has_any` without
     std::uint64_t other = 0;

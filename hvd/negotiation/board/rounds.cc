@@ -23,8 +23,7 @@ constexpr int claimant_of(std::uint64_t word) {
 
 }  // namespace
 
-/// Returns the slot's generation and arrivals once nobody has claimed the round, or the world has
-/// failed.
+/// Returns the slot's generation and arrivals once nobody claims the round, or the world failed.
 std::uint64_t Rounds::unclaimed(std::uint32_t slot) {
   const auto& word = board_.head(slot).generation_and_arrivals;
   std::uint64_t now = 0;

@@ -21,8 +21,7 @@ class LeaderLinks {
  public:
   explicit LeaderLinks(Transport& transport);
 
-  /// Returns the domains that the leader of `domain` exchanges messages with: its parent and its
-  /// children.
+  /// Returns the domains whose leaders `domain`'s has messages with: its parent and its children.
   [[nodiscard]] static std::vector<int> neighbours_of(int domain, int domains);
 
   [[nodiscard]] int self() const { return self_; }

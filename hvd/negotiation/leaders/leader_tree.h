@@ -42,8 +42,7 @@ class LeaderTree {
   LeaderTree(const LeaderTree&) = delete;
   LeaderTree& operator=(const LeaderTree&) = delete;
 
-  /// Returns the domains that the leader of `domain` exchanges messages with: its parent and its
-  /// children.
+  /// Returns the domains whose leaders `domain`'s has messages with: its parent and its children.
   [[nodiscard]] static std::vector<int> neighbours_of(int domain, int domains) {
     return LeaderLinks::neighbours_of(domain, domains);
   }
@@ -54,8 +53,7 @@ class LeaderTree {
 
   // ---- what this domain has to say; the next `advance` sends it
   void tell(LocalEvent event);
-  /// All ranks of the set in this domain have waited long under the name, each for an operation of
-  /// its own.
+  /// The set's ranks here have waited long under the name, each for an operation of its own.
   void stuck(int process_set, const std::string& name, const std::vector<StuckRank>& stuck_ranks) {
     decisions_.stuck(process_set, name, stuck_ranks);
   }

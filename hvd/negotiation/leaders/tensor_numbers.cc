@@ -55,8 +55,7 @@ void TensorNumbers::learn(const Introduction& introduction) {
   Known& known = place->second;
   if (fresh) known.key = key;
   if (known.key != key) throw WireError("two tensors with one number");
-  // Equal signatures are kept once: what n ranks say of a tensor costs little more than what one
-  // says.
+  // Equal signatures are kept once: n ranks' of a tensor cost little more than one's.
   auto& remote = known.remote;
   auto same = remote.end();
   for (auto other = remote.begin(); other != remote.end(); ++other) {

@@ -40,8 +40,7 @@ class TensorNumbers {
   TensorNumbers(bool is_root, std::size_t capacity) : is_root_(is_root), capacity_(capacity) {}
 
   [[nodiscard]] std::optional<std::uint32_t> find(const UnitKey& key) const;
-  /// Returns the tensor with this number; null if there is none, or none any more. Valid until it
-  /// is forgotten.
+  /// Returns the tensor with this number; null if there is none now. Valid until it is forgotten.
   [[nodiscard]] const UnitKey* key_of(std::uint32_t id) const;
   /// Returns whether the number has been given, as far as is known here.
   [[nodiscard]] bool was_given(std::uint32_t id) const { return id < next_id_; }

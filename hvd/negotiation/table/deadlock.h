@@ -55,8 +55,7 @@ BlockedReport decode_blocked_report(Reader& reader);
 /// until it decides something.
 class BlockedDomains {
  public:
-  /// This domain is to say what `report` says. Returns false if it has, or has nothing to say and
-  /// never had.
+  /// This domain is to say what `report` says. Returns false if it has, or never had anything.
   bool note_said(const BlockedReport& report);
   /// Root: a domain has said this.
   void add(BlockedReport report);

@@ -21,8 +21,7 @@ namespace hvd {
 
 class Staging {
  public:
-  /// `self`: this rank's index in the domain. `arena` may be null for a rank that shares memory
-  /// with nobody.
+  /// `self`: this rank's index in the domain. `arena` may be null where no memory is shared.
   Staging(DomainMemory memory, std::shared_ptr<Arena> arena, int self);
 
   /// Returns the location of memory that lies in the arena already; none elsewhere.
