@@ -171,7 +171,7 @@ class Handle {
   /// polling alone gets there.
   [[nodiscard]] bool done() const;
   /// Polls until that is so, but for no longer than `time`, and returns whether it is. The
-  /// operation goes on; nobody takes this for a wait.
+  /// operation goes on; where ranks wait for one another (Deadlock), this is no wait.
   [[nodiscard]] bool wait_for(std::chrono::nanoseconds time) const;
   /// Has `function` called, once, when the operation has ended, well or not: at once if it has. It
   /// takes a `const Handle<T>&`, whose functions then return at once, or nothing. One thread of the

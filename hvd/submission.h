@@ -78,6 +78,8 @@ struct HandleState : std::enable_shared_from_this<HandleState> {
   std::atomic<bool> done{false};  ///< all else is written, and stays
   std::atomic<bool> waited_for{
       false};  ///< a thread is, or was, inside `wait()`, or was told otherwise that it is over
+  std::atomic<bool> polled{
+      false};  ///< a thread has asked lately whether it is over, and it was not
   std::atomic<bool> enqueued{
       false};     ///< of a submission `on_stream`: `wait()` may return; all but `status` is written
   Status status;  ///< what it failed with, if it did

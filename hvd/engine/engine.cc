@@ -287,7 +287,10 @@ bool Engine::poll(HandleState& pending) {
     small_calls_.end_gathered();
     loop_.poll();
   }
-  if (!ProgressLoop::may_go_on(pending)) return false;
+  if (!ProgressLoop::may_go_on(pending)) {
+    pending.polled.store(true, std::memory_order_relaxed);
+    return false;
+  }
   pending.waited_for.store(true, std::memory_order_relaxed);
   return true;
 }

@@ -56,14 +56,15 @@ void Health::look(const Turn& /*turn*/) noexcept {
 void Health::look_for_conflicts() {
   // Different operations under one name are separate submissions, which may legally come in any
   // order. They are taken for a disagreement only when all ranks of the set have waited under the
-  // name for a while, and no operation has them all. Every rank of the set waits then, so each
-  // looks at the names that it waits under itself.
+  // name for a while, or asked again and again, and no operation has them all. Every rank of the
+  // set waits then, so each looks at the names that it waits under itself.
   const auto now = Clock::now();
   std::set<std::pair<int, std::string>> names;
   ledger_.for_each([&](const Entry& entry) {
+    const bool was_polled = entry.pending->polled.exchange(false, std::memory_order_relaxed);
     if (entry.state != EntryState::Waiting || !entry.announced || now - entry.since < kConflictTime)
       return;
-    if (!entry.pending->waited_for.load(std::memory_order_relaxed)) return;
+    if (!was_polled && !entry.pending->waited_for.load(std::memory_order_relaxed)) return;
     parts_.board->rounds().set_stuck(entry.unit.id);
     if (table().is_ambiguous(entry.key.process_set, entry.key.name))
       names.insert({entry.key.process_set, entry.key.name});

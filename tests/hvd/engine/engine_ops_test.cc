@@ -3,7 +3,9 @@
 
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <numeric>
+#include <thread>
 
 #include "hvd/engine/engine.h"
 #include "tests/support/shapes.h"
@@ -11,6 +13,8 @@
 
 namespace hvd::test {
 namespace {
+
+using namespace std::chrono_literals;
 
 void each_world(const std::function<void(ThreadWorld&, int size)>& body) {
   for (const auto& [size, domains] : kShapes) {
@@ -337,6 +341,12 @@ TEST_CASE(
         const std::string said = error_of([&] { run(engine, rank == 1 ? copy(b) : sum(a)); });
         CHECK(said.find("'x': the operation differs between ranks: rank") != std::string::npos);
         CHECK(said.find("rank 1: broadcast") != std::string::npos);
+        const auto asked = engine.submit(rank == 1 ? copy(b) : sum(a));
+        const bool only_asks = round == 0 || rank == 1;  // all, or one while the others wait
+        while (only_asks && !engine.poll(*asked)) std::this_thread::sleep_for(1ms);
+        CHECK(error_of([&] {
+                engine.wait(*asked);
+              }).find("'x': the operation differs between ranks: rank") != std::string::npos);
         a = {1};
         run(engine, sum(a));
         CHECK(a[0] == static_cast<float>(n));
