@@ -24,6 +24,8 @@ constexpr auto kFlushInterval = 100ms;
 constexpr std::uint32_t kNamedTracks = 4096;
 constexpr TraceTime kCounterInterval = 1'000'000;  // a counter's steps are told apart no finer
 constexpr std::size_t kDimensionsShown = 16;
+constexpr std::string_view kCopyIn = "MEMCPY_IN_FUSION_BUFFER";
+constexpr std::string_view kCopyOut = "MEMCPY_OUT_FUSION_BUFFER";
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -198,8 +200,9 @@ std::uint64_t Timeline::submitted(const Submission& submission, std::string_view
     operation.arguments = "\"tensor\":" + json_string(name) +
                           (operation.arguments.empty() ? "" : ",") + operation.arguments;
   begin(track, since, "NEGOTIATE_" + upper(name_of(submission.kind)), operation.arguments);
-  if (copy.to > copy.from) {
-    begin(track, copy.from, "MEMCPY_IN_FUSION_BUFFER");
+  operation.is_copied_in = copy.to > copy.from;
+  if (operation.is_copied_in) {
+    begin(track, copy.from, kCopyIn);
     put_on(track, 'E', copy.to);
   }
   mark(track, at, run_.rank, " ready");
@@ -224,6 +227,7 @@ void Timeline::launched(std::uint64_t id, std::string_view backend) {
   Operation* const operation = find(id, Phase::Agreed);
   if (operation == nullptr) return;
   const TraceTime at = now();
+  if (!operation->is_copied_in) enter(*operation, Phase::Agreed, at, kCopyIn);
   enter(*operation, Phase::Launched, at, upper(backend) + "_" + upper(name_of(operation->kind)));
   --run_.queued;
   run_.bytes += operation->bytes;
@@ -233,14 +237,18 @@ void Timeline::launched(std::uint64_t id, std::string_view backend) {
 void Timeline::copying_out(std::uint64_t id, TraceTime since) {
   const std::lock_guard lock(mutex_);
   if (Operation* const operation = find(id, Phase::Launched))
-    enter(*operation, Phase::CopyingOut, since, "MEMCPY_OUT_FUSION_BUFFER");
+    enter(*operation, Phase::CopyingOut, since, kCopyOut);
 }
 
 void Timeline::finished(std::uint64_t id, const Status& status) {
   const std::lock_guard lock(mutex_);
   const auto found = run_.open.find(id);
   if (!on() || found == run_.open.end()) return;
-  close(found->second, now(), status.ok() ? std::string() : status.text());
+  Operation& operation = found->second;
+  const TraceTime at = now();
+  if (status.ok() && operation.phase == Phase::Launched)
+    enter(operation, Phase::CopyingOut, at, kCopyOut);
+  close(operation, at, status.ok() ? std::string() : status.text());
   run_.open.erase(found);
   if (!status.ok()) hurry();
 }
@@ -330,7 +338,7 @@ Timeline::Track& Timeline::track_for(const Submission& submission, std::string_v
 void Timeline::enter(Operation& operation, Phase phase, TraceTime at, std::string_view name) {
   put_on(*operation.track, 'E', at);
   begin(*operation.track, at, name,
-        phase == Phase::Agreed ? operation.arguments : std::string_view());
+        operation.phase == Phase::Submitted ? operation.arguments : std::string_view());
   operation.phase = phase;
 }
 

@@ -14,10 +14,11 @@
 /// MEMCPY_IN_FUSION_BUFFER, the copy that the submitting thread makes of a tensor outside shared
 /// memory, then "rank r ready" (each rank has its own), and "rank q was last". <OP>: until the
 /// result is there, which it is at once where nothing has to travel (BARRIER); within it
-/// WAIT_FOR_DATA until the batch is launched, then the transport (SHM_ALLREDUCE, MPI_ALLGATHER,
-/// NCCL_BROADCAST...) and, of shared memory, MEMCPY_OUT_FUSION_BUFFER. The other transports copy
-/// out piece by piece, or on the device; there it is a part of the transport's slice, which ends
-/// when the host knows of the end. Operations of a group, and of a batch, have equal times.
+/// WAIT_FOR_DATA until the batch is launched, MEMCPY_IN_FUSION_BUFFER unless it was before, the
+/// transport (SHM_ALLREDUCE, MPI_ALLGATHER, NCCL_BROADCAST...) and MEMCPY_OUT_FUSION_BUFFER. The
+/// two copies have no length where there are none, and where the transport makes them piece by
+/// piece, or on the device: its slice, which ends when the host knows of the end, has their time.
+/// Operations of a group, and of a batch, have equal times.
 
 #include <atomic>
 #include <chrono>
@@ -99,6 +100,7 @@ class Timeline {
     OpKind kind;
     std::int64_t bytes;
     std::string arguments;
+    bool is_copied_in = false;  ///< before it was agreed on
     Phase phase = Phase::Submitted;
   };
   /// A Run is what is known of the operations of one file.

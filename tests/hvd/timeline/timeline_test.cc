@@ -157,9 +157,14 @@ TEST_CASE(
       CHECK(one("BARRIER", "").args.at("tensor") == "barrier.noname.0");
       CHECK(one("NEGOTIATE_BARRIER", "").to == one("BARRIER", "").from);
       CHECK(one("BARRIER", "").parent.empty());
-      if (domains == 1) {  // ordinary memory
-        CHECK(one("MEMCPY_IN_FUSION_BUFFER", "matrix").parent == "NEGOTIATE_ALLREDUCE");
-        CHECK(one("MEMCPY_OUT_FUSION_BUFFER", "matrix").parent == "ALLREDUCE");
+      const auto copy_in = one("MEMCPY_IN_FUSION_BUFFER", "matrix");
+      const auto copy_out = one("MEMCPY_OUT_FUSION_BUFFER", "matrix");
+      CHECK(copy_in.parent == (domains == 1 ? "NEGOTIATE_ALLREDUCE" : "ALLREDUCE"));
+      CHECK(copy_out.parent == "ALLREDUCE");
+      CHECK(copy_out.to == whole.to);
+      if (domains > 1) {  // the transport copies
+        CHECK(copy_in.from == copy_in.to);
+        CHECK(copy_out.from == copy_out.to);
       }
       CHECK(read.count("rank " + std::to_string(rank) + " ready") == 4);
     }
@@ -170,7 +175,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("what lies in shared memory is not copied, and the timeline does not say so") {
+TEST_CASE("what lies in shared memory is not copied: the slices of its copies have no length") {
   const Path path("arena");
   const auto read = traced(path, 2, 1, [](int rank, Engine& engine, ThreadWorld& world) {
     auto* data = world.arena(rank).allocate(400);
@@ -182,8 +187,13 @@ TEST_CASE("what lies in shared memory is not copied, and the timeline does not s
     world.arena(rank).free(data);
   });
   CHECK(read.named("SHM_ALLREDUCE", "in place").size() == 2);
-  CHECK(read.named("MEMCPY_IN_FUSION_BUFFER").empty());
-  CHECK(read.named("MEMCPY_OUT_FUSION_BUFFER").empty());
+  for (const auto* const copy : {"MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"}) {
+    CHECK(read.named(copy, "in place").size() == 2);
+    for (const auto& slice : read.named(copy)) {
+      CHECK(slice.parent == "ALLREDUCE");
+      CHECK(slice.from == slice.to);
+    }
+  }
   CHECK(read.count("CYCLE_START") == 0);
 }
 
