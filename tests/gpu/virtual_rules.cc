@@ -4,8 +4,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -25,6 +28,14 @@ void expect(bool condition, const char* what) {
 }
 void refused(cudaError_t error, cudaError_t expected, const char* what) {
   expect(error == expected && cudaGetLastError() == expected, what);
+}
+
+cudaError_t copy_bytes(std::byte* to, const std::byte* from, cudaStream_t stream) {
+  const std::vector<hvd::gpu::CopyItem> items{{from, to, 32}};
+  const hvd::gpu::CopyJob job{
+      .items = items, .from = hvd::DataType::UInt8, .to = hvd::DataType::UInt8};
+  return static_cast<cudaError_t>(
+      hvd::gpu::launch_batched_copy(job, reinterpret_cast<hvd::gpu::CudaStream*>(stream)));
 }
 
 void touch_as_host() {
@@ -57,12 +68,7 @@ void use_two_devices() {
          "a stream to wait for another device's event");
   require(cudaSetDevice(0), "cudaSetDevice");
   const DeviceMemory memory(64);
-  const std::vector<hvd::gpu::CopyItem> items{{memory.data(), memory.data() + 32, 32}};
-  const hvd::gpu::CopyJob job{
-      .items = items, .from = hvd::DataType::UInt8, .to = hvd::DataType::UInt8};
-  const auto launched = static_cast<cudaError_t>(
-      hvd::gpu::launch_batched_copy(job, reinterpret_cast<hvd::gpu::CudaStream*>(second)));
-  expect(launched == cudaErrorInvalidResourceHandle,
+  expect(copy_bytes(memory.data() + 32, memory.data(), second) == cudaErrorInvalidResourceHandle,
          "a kernel on a stream of a device that is not current to be refused");
   std::thread([] {
     int device = -1;
@@ -146,6 +152,64 @@ void capture() {
   for (cudaStream_t each : {stream, other}) require(cudaStreamDestroy(each), "cudaStreamDestroy");
 }
 
+/// Ways for the host to see that a stream is done, after which another may use what it has written:
+/// none of them is to be taken for a use without an order.
+void order_by_the_host() {
+  const DeviceMemory memory(64);
+  std::array<cudaStream_t, 2> streams{};
+  for (cudaStream_t& stream : streams)
+    require(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0),
+            "cudaStreamCreateWithPriority");
+  cudaEvent_t event = nullptr;
+  require(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  std::atomic<bool> called{false};
+  const std::array<std::function<void(cudaStream_t)>, 5> ways{
+      [](cudaStream_t stream) { require(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); },
+      [](cudaStream_t stream) {
+        while (cudaStreamQuery(stream) == cudaErrorNotReady) continue;
+      },
+      [&](cudaStream_t stream) {
+        require(cudaEventRecord(event, stream), "cudaEventRecord");
+        require(cudaEventSynchronize(event), "cudaEventSynchronize");
+      },
+      [&](cudaStream_t stream) {
+        require(cudaEventRecord(event, stream), "cudaEventRecord");
+        while (cudaEventQuery(event) == cudaErrorNotReady) continue;
+      },
+      [&](cudaStream_t stream) {
+        const auto call = [](void* to) { *static_cast<std::atomic<bool>*>(to) = true; };
+        require(cudaLaunchHostFunc(stream, call, &called), "cudaLaunchHostFunc");
+        while (!called) ::usleep(100);
+      }};
+  for (std::size_t way = 0; way < ways.size(); ++way) {
+    require(copy_bytes(memory.data() + 32, memory.data(), streams[way % 2]), "a copy");
+    ways.at(way)(streams[way % 2]);
+  }
+  require(copy_bytes(memory.data() + 32, memory.data(), streams[1]), "a copy");
+  require(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  static_cast<void>(cudaGetLastError());  // it was not ready
+  require(cudaEventDestroy(event), "cudaEventDestroy");
+  for (cudaStream_t stream : streams) require(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
+/// What stays of a kernel that has no memory. The last of all: nothing works afterwards.
+void break_the_context() {
+  void* memory = nullptr;
+  const DeviceMemory there(64);
+  require(copy_bytes(there.data(), reinterpret_cast<std::byte*>(64), nullptr), "a copy");
+  expect(cudaPeekAtLastError() == cudaSuccess, "the launch itself not to fail");
+  refused(cudaDeviceSynchronize(), cudaErrorIllegalAddress, "a wait to say that a kernel failed");
+  expect(cudaGetLastError() == cudaSuccess, "the last error to be told once");
+  refused(cudaMalloc(&memory, 64), cudaErrorIllegalAddress, "every call to say it again");
+  std::thread([&memory] {
+    expect(cudaGetLastError() == cudaSuccess, "another thread's last error to be its own");
+    refused(cudaMalloc(&memory, 64), cudaErrorIllegalAddress, "and its calls to say it as well");
+  }).join();
+  require(cudaSetDevice(1), "cudaSetDevice");
+  require(cudaMalloc(&memory, 64), "cudaMalloc");
+  require(cudaFree(memory), "cudaFree");
+}
+
 }  // namespace
 
 int main() {
@@ -154,6 +218,8 @@ int main() {
   share_with_oneself();
   register_memory();
   capture();
+  order_by_the_host();
+  break_the_context();
   std::printf("%d rules are not kept\n", failures);
   return failures == 0 ? 0 : 1;
 }

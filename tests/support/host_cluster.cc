@@ -105,6 +105,16 @@ void move_on_host(const std::vector<Contribution>& ranks) {
 
 std::size_t bytes_of_type(NcclType type) { return element_bytes(host_type(type)); }
 
+double value_of(NcclType type, const void* element) {
+  double value = 0;
+  with_host_type(host_type(type), [&](auto tag) {
+    typename decltype(tag)::Native native;
+    std::memcpy(&native, element, sizeof native);
+    value = static_cast<double>(native);
+  });
+  return value;
+}
+
 HostCluster::HostCluster() = default;
 HostCluster::~HostCluster() = default;
 

@@ -49,6 +49,8 @@ struct Contribution {
 
 /// The bytes of one element.
 std::size_t bytes_of_type(NcclType type);
+/// The number that it is.
+double value_of(NcclType type, const void* element);
 
 /// Where ranks meet. Any thread.
 class HostCluster {

@@ -86,8 +86,7 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaStream_t han
     if (const cudaError_t error = enqueue(*stream, std::move(work)); error != cudaSuccess)
       return error;
   }
-  if (waits) wait(*stream);
-  return cudaSuccess;
+  return waits ? wait(*stream) : cudaSuccess;
 }
 
 cudaError_t register_host(void* memory, std::size_t bytes, bool ours) {
@@ -129,7 +128,8 @@ HVD_EXPORTED cudaError_t cudaFree(void* memory) {
     if (piece_at(memory, &begin) == nullptr || begin != number_of(memory))
       return done(cudaErrorInvalidValue);
   }
-  wait_for_device(device_of(memory));  // as CUDA does
+  const cudaError_t error = wait_for_device(device_of(memory));  // as CUDA does
+  if (error != cudaSuccess) return error;
   const Lock lock;
   give(memory, "cudaFree on rank " + std::to_string(process()));
   look_for_errors();
@@ -171,7 +171,8 @@ HVD_EXPORTED cudaError_t cudaFreeHost(void* memory) {
     const auto found = host_memory().find(number_of(memory));
     if (found == host_memory().end() || !found->second.ours) return done(cudaErrorInvalidValue);
   }
-  for (int device = 0; device < device_count(); ++device) wait_for_device(device);
+  for (int device = 0; device < device_count(); ++device)
+    if (const cudaError_t error = wait_for_device(device); error != cudaSuccess) return error;
   const Lock lock;
   host_memory().erase(number_of(memory));
   return cudaSuccess;
@@ -245,10 +246,13 @@ HVD_EXPORTED cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t fu
   if (const cudaError_t error = enter(); error != cudaSuccess) return error;
   CUstream_st* const stream = known(handle);
   if (stream == nullptr) return done(cudaErrorInvalidResourceHandle);
-  return enqueue(*stream, Work{{.name = "cudaLaunchHostFunc"}, [=] {
-                                 function(data);
-                                 return true;
-                               }});
+  return enqueue(*stream, {.run = [=](Clock& clock) {
+    const std::size_t voice = order().speak_as(0);  // the user's
+    order().learn(clock);
+    order().speak_as(voice);
+    function(data);
+    return true;
+  }});
 }
 
 // ---- other processes
@@ -285,7 +289,7 @@ HVD_EXPORTED cudaError_t cudaIpcCloseMemHandle(void* memory) {
     World::Piece* const piece = piece_at(memory);
     if (piece == nullptr || piece->opened == 0) return done(cudaErrorInvalidValue);
   }
-  cudaDeviceSynchronize();
+  if (const cudaError_t error = cudaDeviceSynchronize(); error != cudaSuccess) return error;
   const Lock lock;
   --piece_at(memory)->opened;
   return cudaSuccess;

@@ -3,36 +3,18 @@
 #include <nccl.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <map>
 #include <set>
 #include <thread>
 #include <utility>
 
-#include "tests/gpu/double/kernels.h"
 #include "tests/gpu/double/streams.h"
+#include "tests/support/gpu/host_comm.h"
 
-struct ncclComm {
-  using Group = hvd::gpu::test::HostCluster::CommGroup;
-  Group* group = nullptr;
-  int rank = 0;
+struct ncclComm : hvd::gpu::test::HostComm {
+  using HostComm::HostComm;
   int device = 0;
-  bool blocking = true, initialised = false, aborted = false, aborting = false;
-  int busy = 0;  ///< so many questions say that it is in progress
-  std::uint64_t next = 0, windows = 0;
-  std::map<std::pair<int, int>, std::uint64_t> messages;  ///< by sender and receiver
-  struct Issued {
-    CUstream_st* stream;
-    hvd::gpu::test::StreamOperation operation;
-    bool is_message;
-  };
-  std::vector<Issued> issued;  ///< not on their streams before the communicator has settled
-  std::map<int, std::pair<ncclDataType_t, double>> operators;
-  int last_operator = 100;
-  std::map<const std::byte*, std::pair<std::size_t, std::string>> places;  ///< registered memory
-  ncclWindow_t* awaited_window = nullptr;
-  std::pair<std::byte*, std::size_t> awaited_memory;
+  bool aborting = false;
 };
 
 namespace hvd::gpu::test::cuda {
@@ -54,73 +36,17 @@ OpenGroup& open_group() {
   return own;
 }
 
-/// Whether the call may be made; complains otherwise.
-bool may(ncclComm* comm, const char* call, bool also_in_progress = false) {
+/// Whether the call may be made; complains of one that may not now.
+bool may(ncclComm* comm, const char* call, bool may_be_busy = false) {
   if (!comms().contains(comm)) return false;
   if (comm->aborting) complain(std::string(call) + " while another thread aborts the communicator");
-  if (!also_in_progress &&
-      (comm->busy > 0 || !comm->initialised || comm->awaited_window != nullptr))
-    complain(std::string(call) + " on a communicator in progress");
+  comm->look_at(call, may_be_busy);
+  look_for_errors();
   return true;
 }
 
-UseOfMemory use_of(const ncclComm& comm, const Contribution& part, const void* send,
-                   void* receive) {
-  const std::size_t bytes = part.count * bytes_of_type(part.type), ranks = comm.group->ranks;
-  const bool is_source = part.call == "ncclBroadcast" && part.extra == comm.rank;
-  const bool writes =
-      (part.call != "ncclReduce" || part.root == comm.rank) && !(is_source && send == receive);
-  UseOfMemory use{.name = text_of(part.call)};
-  if (send != nullptr && (part.call != "ncclBroadcast" || is_source))
-    use.reads.push_back({send, part.call == "ncclReduceScatter" ? bytes * ranks : bytes});
-  if (receive != nullptr && writes)
-    use.writes.push_back({receive, part.call == "ncclAllGather" ? bytes * ranks : bytes});
-  return use;
-}
-
-/// Where an aborted call would have written.
-void spoil(const UseOfMemory& use) {
-  for (const MemoryRange& range : use.writes)
-    std::memset(to_executor(const_cast<void*>(range.begin)), 0xff, range.bytes);
-}
-
-StateText place_of(const ncclComm& comm, const void* memory) {
-  for (const auto& [begin, place] : comm.places)
-    if (memory >= begin && memory < begin + place.first)
-      return StateText(place.second + " at " +
-                       std::to_string(static_cast<const std::byte*>(memory) - begin));
-  return {};
-}
-
-/// Messages of one group on one stream travel together; collectives go one after the other.
-void put_on_streams(ncclComm* comm) {
-  std::map<CUstream_st*, StreamOperation> together;
-  for (auto& [stream, operation, is_message] : std::exchange(comm->issued, {})) {
-    if (!is_message) {
-      enqueue(*stream, std::move(operation));
-      continue;
-    }
-    StreamOperation& all = together[stream];
-    all.use.name = operation.use.name;
-    all.use.reads.insert(all.use.reads.end(), operation.use.reads.begin(),
-                         operation.use.reads.end());
-    all.use.writes.insert(all.use.writes.end(), operation.use.writes.begin(),
-                          operation.use.writes.end());
-    all.run = [before = std::move(all.run), one = std::move(operation.run),
-               over = std::array{false, false}](Clock& clock) mutable {
-      over[0] = over[0] || !before || before(clock);
-      over[1] = over[1] || one(clock);
-      return over[0] && over[1];
-    };
-  }
-  for (auto& [stream, operation] : together) enqueue(*stream, std::move(operation));
-}
-
 ncclResult_t issue(ncclComm* comm) {
-  comm->busy = comm->blocking ? 0 : static_cast<int>(random_number() % 3);
-  if (comm->busy > 0) return ncclInProgress;
-  put_on_streams(comm);
-  return ncclSuccess;
+  return static_cast<ncclResult_t>(comm->issue(static_cast<int>(random_number() % 3)));
 }
 
 ncclResult_t issue_or_group(ncclComm* comm) {
@@ -130,124 +56,45 @@ ncclResult_t issue_or_group(ncclComm* comm) {
   return ncclSuccess;
 }
 
-ncclResult_t put(ncclComm* comm, cudaStream_t handle, const UseOfMemory& use,
-                 std::function<bool(Clock&)> run, bool is_message) {
+/// Calls `add_to(stream, name)` if the call is allowed.
+template <class Add>
+ncclResult_t add(const char* call, ncclComm* comm, cudaStream_t handle, const Add& add_to) {
+  const Lock lock;
+  if (!may(comm, call)) return ncclInvalidArgument;
+  if (enter() != cudaSuccess) return ncclUnhandledCudaError;
   CUstream_st* const stream = known(handle);
   if (stream == nullptr || stream->device != comm->device) return ncclInvalidUsage;
-  check_access(*stream, use);
-  UseOfMemory named = use;
-  named.name += " of rank " + std::to_string(comm->rank) + " on " + stream->name;
-  comm->issued.push_back({stream, {.use = std::move(named), .run = std::move(run)}, is_message});
+  add_to(stream, call + (" of rank " + std::to_string(comm->rank) + " on " + stream->name));
   return issue_or_group(comm);
 }
 
-ncclResult_t collective(const char* call, const void* send, void* receive, std::size_t count,
-                        ncclDataType_t type, int extra, int root, ncclComm* comm,
-                        cudaStream_t stream, bool reduces) {
-  const Lock lock;
-  if (!may(comm, call)) return ncclInvalidArgument;
-  if (enter() != cudaSuccess) return ncclUnhandledCudaError;
-  Contribution part{StateText(call),
-                    to_executor(send),
-                    to_executor(receive),
-                    count,
-                    static_cast<NcclType>(type),
-                    extra,
-                    root};
-  if (reduces && extra > ncclMin + 1) {
-    const auto own = comm->operators.find(extra);
-    if (own == comm->operators.end() || own->second.first != type) {
-      complain("an operation that is not there, or is of another type, in " + std::string(call));
-      return ncclInvalidArgument;
-    }
-    part.extra = ncclSum;
-    part.factor = own->second.second;
-    part.multiplied = true;
-  }
-  part.send_place = place_of(*comm, send);
-  part.receive_place = place_of(*comm, receive);
-  const UseOfMemory use = use_of(*comm, part, send, receive);
-  const std::uint64_t number = comm->next++;
-  return put(
-      comm, stream, use,
-      [comm, number, part, use](Clock& clock) {
-        HostCluster& cluster = world().cluster;
-        if ((comm->aborted || cluster.is_left(*comm->group)) &&
-            !cluster.has_met(*comm->group, number)) {
-          spoil(use);
-          return true;
-        }
-        return comm->aborted || cluster.meet(*comm->group, number, comm->rank, part, clock);
-      },
-      false);
+ncclResult_t collective(const Contribution& part, ncclComm* comm, cudaStream_t stream) {
+  return add(part.call.c_str(), comm, stream,
+             [&](CUstream_st* on, const std::string& name) { comm->collective(on, part, name); });
+}
+ncclResult_t message(const Contribution& part, int peer, ncclComm* comm, cudaStream_t stream) {
+  return add(part.call.c_str(), comm, stream, [&](CUstream_st* on, const std::string& name) {
+    comm->message(on, part, part.receive == nullptr, peer, name);
+  });
 }
 
-ncclResult_t message(const char* call, const void* send, void* receive, std::size_t count,
-                     ncclDataType_t type, int peer, ncclComm* comm, cudaStream_t stream) {
-  const Lock lock;
-  if (!may(comm, call)) return ncclInvalidArgument;
-  if (enter() != cudaSuccess) return ncclUnhandledCudaError;
-  const bool sends = receive == nullptr;
-  const std::pair<int, int> ends =
-      sends ? std::pair(comm->rank, peer) : std::pair(peer, comm->rank);
-  const HostCluster::CommGroup::Way way{ends.first, ends.second, comm->messages[ends]++};
-  const Contribution part{StateText(call), to_executor(send), to_executor(receive), count,
-                          static_cast<NcclType>(type)};
-  const UseOfMemory use = use_of(*comm, part, send, receive);
-  return put(
-      comm, stream, use,
-      [comm, way, sends, part, use](Clock& clock) {
-        HostCluster& cluster = world().cluster;
-        if ((comm->aborted || cluster.is_left(*comm->group)) &&
-            !cluster.has_moved(*comm->group, way)) {
-          spoil(use);
-          return true;
-        }
-        return comm->aborted || cluster.transfer(*comm->group, way, sends, part, clock);
-      },
-      true);
-}
-
-void finish_window(ncclComm* comm) {
-  const auto [memory, bytes] = comm->awaited_memory;
-  comm->places[memory] = {bytes, "window " + std::to_string(comm->windows)};
-  *std::exchange(comm->awaited_window, nullptr) = reinterpret_cast<ncclWindow_t>(memory);
-}
-
-ncclResult_t forget_place(ncclComm* comm, void* memory, const char* call) {
-  const Lock lock;
-  if (!may(comm, call)) return ncclInvalidArgument;
-  return comm->places.erase(static_cast<std::byte*>(memory)) == 1 ? ncclSuccess
-                                                                  : ncclInvalidArgument;
-}
-
-double factor_of(const void* scalar, ncclDataType_t type) {
-  switch (type) {
-    case ncclFloat32: {
-      float value;
-      std::memcpy(&value, scalar, sizeof value);
-      return static_cast<double>(value);
+/// Asks again and again, without a Lock.
+void wait_until_settled(ncclComm* comm) {
+  for (;;) {
+    {
+      const Lock lock;
+      if (comm->poll() == hvd::gpu::NcclCode::Success) return;
     }
-    case ncclFloat64: {
-      double value;
-      std::memcpy(&value, scalar, sizeof value);
-      return value;
-    }
-    case ncclFloat16: {
-      __extension__ _Float16 value;
-      std::memcpy(&value, scalar, sizeof value);
-      return static_cast<double>(value);
-    }
-    default: {
-      std::uint16_t high;
-      std::memcpy(&high, scalar, sizeof high);
-      const std::uint32_t bits = std::uint32_t{high} << 16;
-      float value;
-      std::memcpy(&value, &bits, sizeof value);
-      return static_cast<double>(value);
-    }
+    std::this_thread::yield();
   }
 }
+
+ncclResult_t forget_place(ncclComm* comm, const void* memory, const char* call) {
+  const Lock lock;
+  return may(comm, call) && comm->drop_place(memory) ? ncclSuccess : ncclInvalidArgument;
+}
+
+NcclType type_of(ncclDataType_t type) { return static_cast<NcclType>(type); }
 
 }  // namespace
 
@@ -274,28 +121,32 @@ HVD_EXPORTED const char* ncclGetErrorString(ncclResult_t error) {
 HVD_EXPORTED const char* ncclGetLastError(ncclComm_t /*comm*/) { return ""; }
 HVD_EXPORTED ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id,
                                                  int rank, ncclConfig_t* config) {
-  auto* const made = new ncclComm;
+  ncclComm* made = nullptr;
   {
     const Lock lock;
     if (enter() != cudaSuccess) return ncclUnhandledCudaError;
     hvd::gpu::NcclUniqueId known_id;
     std::memcpy(known_id.bytes.data(), &id, known_id.bytes.size());
-    made->group = world().cluster.join(known_id, ranks, rank);
-    made->rank = rank;
+    const HostComm::Device hooks{
+        .put =
+            [](const HostComm& /*comm*/, void* on, StreamOperation operation) {
+              auto& stream = *static_cast<CUstream_st*>(on);
+              check_access(stream, operation.use);
+              enqueue(stream, std::move(operation));
+            },
+        .spoil =
+            [](const MemoryRange& range) {
+              std::memset(to_executor(const_cast<void*>(range.begin)), 0xff, range.bytes);
+            },
+        .on_host = [](const void* memory) { return to_executor(const_cast<void*>(memory)); }};
+    made = new ncclComm(world().cluster, known_id, ranks, rank, config->blocking != 0, hooks);
     made->device = current_device();
-    made->blocking = config->blocking != 0;
     comms().insert(made);
     *comm = made;
     if (!made->blocking) return ncclInProgress;
   }
-  for (;;) {
-    {
-      const Lock lock;
-      made->initialised = world().cluster.complete(*made->group);
-      if (made->initialised) return ncclSuccess;
-    }
-    std::this_thread::yield();
-  }
+  wait_until_settled(made);
+  return ncclSuccess;
 }
 HVD_EXPORTED ncclResult_t ncclCommAbort(ncclComm_t comm) {
   {
@@ -306,9 +157,7 @@ HVD_EXPORTED ncclResult_t ncclCommAbort(ncclComm_t comm) {
   }
   std::this_thread::yield();
   const Lock lock;
-  comm->aborted = true;
-  comm->issued.clear();
-  world().cluster.withdraw(*comm->group, comm->rank);
+  comm->abort();
   comms().erase(comm);  // and is kept, as streams have it
   look_for_errors();
   return ncclSuccess;
@@ -317,17 +166,7 @@ HVD_EXPORTED ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* s
   const Speaker speaker(__builtin_return_address(0));
   const Lock lock;
   if (!may(comm, "ncclCommGetAsyncError", true)) return ncclInvalidArgument;
-  *state = ncclSuccess;
-  if (!comm->initialised) {
-    comm->initialised = world().cluster.complete(*comm->group);
-    if (!comm->initialised) *state = ncclInProgress;
-  } else if (comm->awaited_window != nullptr) {
-    if (world().cluster.window_complete(*comm->group, comm->windows)) finish_window(comm);
-    if (comm->awaited_window != nullptr) *state = ncclInProgress;
-  } else if (comm->busy > 0) {
-    if (--comm->busy > 0) *state = ncclInProgress;
-    if (comm->busy == 0) put_on_streams(comm);
-  }
+  *state = static_cast<ncclResult_t>(comm->poll());
   return ncclSuccess;
 }
 
@@ -343,10 +182,9 @@ HVD_EXPORTED ncclResult_t ncclMemAlloc(void** memory, std::size_t bytes) {
 HVD_EXPORTED ncclResult_t ncclMemFree(void* memory) {
   const Speaker speaker(__builtin_return_address(0));
   const Lock lock;
-  enter();
+  if (enter() != cudaSuccess) return ncclUnhandledCudaError;
   for (const ncclComm* comm : comms())
-    if (comm->places.contains(static_cast<std::byte*>(memory)))
-      complain("ncclMemFree of registered memory");
+    if (comm->has_place(memory)) complain("ncclMemFree of registered memory");
   return give(memory, "ncclMemFree on rank " + std::to_string(process())) ? ncclSuccess
                                                                           : ncclInvalidArgument;
 }
@@ -354,7 +192,7 @@ HVD_EXPORTED ncclResult_t ncclCommRegister(ncclComm_t comm, void* memory, std::s
                                            void** handle) {
   const Lock lock;
   if (!may(comm, "ncclCommRegister") || piece_at(memory) == nullptr) return ncclInvalidArgument;
-  comm->places[static_cast<std::byte*>(memory)] = {bytes, "buffer"};
+  comm->add_place(memory, bytes, "buffer", memory);
   *handle = memory;
   return ncclSuccess;
 }
@@ -367,21 +205,14 @@ HVD_EXPORTED ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, 
     const Lock lock;
     if (!may(comm, "ncclCommWindowRegister") || piece_at(memory) == nullptr)
       return ncclInvalidArgument;
-    world().cluster.open_window(*comm->group, ++comm->windows, comm->rank, bytes);
-    comm->awaited_window = window;
-    comm->awaited_memory = {static_cast<std::byte*>(memory), bytes};
+    comm->open_window(memory, bytes, [memory, window] {
+      *window = reinterpret_cast<ncclWindow_t>(memory);
+      return memory;
+    });
     if (!comm->blocking) return ncclSuccess;
   }
-  for (;;) {
-    {
-      const Lock lock;
-      if (world().cluster.window_complete(*comm->group, comm->windows)) {
-        finish_window(comm);
-        return ncclSuccess;
-      }
-    }
-    std::this_thread::yield();
-  }
+  wait_until_settled(comm);
+  return ncclSuccess;
 }
 HVD_EXPORTED ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
   return forget_place(comm, reinterpret_cast<void*>(window), "ncclCommWindowDeregister");
@@ -394,14 +225,15 @@ HVD_EXPORTED ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar
                                                    ncclComm_t comm) {
   const Lock lock;
   if (!may(comm, "ncclRedOpCreatePreMulSum")) return ncclInvalidArgument;
-  comm->operators[++comm->last_operator] = {type, factor_of(scalar, type)};
-  *op = static_cast<ncclRedOp_t>(comm->last_operator);
+  *op =
+      static_cast<ncclRedOp_t>(comm->make_operator(value_of(type_of(type), scalar), type_of(type)));
   return ncclSuccess;
 }
 HVD_EXPORTED ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
   const Lock lock;
-  if (!may(comm, "ncclRedOpDestroy")) return ncclInvalidArgument;
-  return comm->operators.erase(static_cast<int>(op)) == 1 ? ncclSuccess : ncclInvalidArgument;
+  return may(comm, "ncclRedOpDestroy") && comm->drop_operator(static_cast<hvd::gpu::NcclOp>(op))
+             ? ncclSuccess
+             : ncclInvalidArgument;
 }
 
 // ---- groups, collectives, messages
@@ -423,41 +255,38 @@ HVD_EXPORTED ncclResult_t ncclAllReduce(const void* send, void* receive, std::si
                                         ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                                         cudaStream_t stream) {
   const Speaker speaker(__builtin_return_address(0));
-  return collective("ncclAllReduce", send, receive, count, type, static_cast<int>(op), 0, comm,
-                    stream, true);
+  return collective({"ncclAllReduce", send, receive, count, type_of(type), op}, comm, stream);
 }
 HVD_EXPORTED ncclResult_t ncclBroadcast(const void* send, void* receive, std::size_t count,
                                         ncclDataType_t type, int root, ncclComm_t comm,
                                         cudaStream_t stream) {
   const Speaker speaker(__builtin_return_address(0));
-  return collective("ncclBroadcast", send, receive, count, type, root, 0, comm, stream, false);
+  return collective({"ncclBroadcast", send, receive, count, type_of(type), root}, comm, stream);
 }
 HVD_EXPORTED ncclResult_t ncclAllGather(const void* send, void* receive, std::size_t count,
                                         ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
   const Speaker speaker(__builtin_return_address(0));
-  return collective("ncclAllGather", send, receive, count, type, 0, 0, comm, stream, false);
+  return collective({"ncclAllGather", send, receive, count, type_of(type)}, comm, stream);
 }
 HVD_EXPORTED ncclResult_t ncclReduce(const void* send, void* receive, std::size_t count,
                                      ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm,
                                      cudaStream_t stream) {
   const Speaker speaker(__builtin_return_address(0));
-  return collective("ncclReduce", send, receive, count, type, static_cast<int>(op), root, comm,
-                    stream, true);
+  return collective({"ncclReduce", send, receive, count, type_of(type), op, root}, comm, stream);
 }
 HVD_EXPORTED ncclResult_t ncclReduceScatter(const void* send, void* receive, std::size_t count,
                                             ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                                             cudaStream_t stream) {
   const Speaker speaker(__builtin_return_address(0));
-  return collective("ncclReduceScatter", send, receive, count, type, static_cast<int>(op), 0, comm,
-                    stream, true);
+  return collective({"ncclReduceScatter", send, receive, count, type_of(type), op}, comm, stream);
 }
 HVD_EXPORTED ncclResult_t ncclSend(const void* send, std::size_t count, ncclDataType_t type,
                                    int peer, ncclComm_t comm, cudaStream_t stream) {
   const Speaker speaker(__builtin_return_address(0));
-  return message("ncclSend", send, nullptr, count, type, peer, comm, stream);
+  return message({"ncclSend", send, nullptr, count, type_of(type)}, peer, comm, stream);
 }
 HVD_EXPORTED ncclResult_t ncclRecv(void* receive, std::size_t count, ncclDataType_t type, int peer,
                                    ncclComm_t comm, cudaStream_t stream) {
   const Speaker speaker(__builtin_return_address(0));
-  return message("ncclRecv", nullptr, receive, count, type, peer, comm, stream);
+  return message({"ncclRecv", nullptr, receive, count, type_of(type)}, peer, comm, stream);
 }

@@ -43,6 +43,7 @@ struct Process {
   std::set<CUevent_st*> events;
   std::vector<std::unique_ptr<CUstream_st>> leaving;  ///< destroyed, with work on them
   std::set<int> contexts;
+  std::set<int> broken;  ///< devices on which a kernel of this process has had no memory
   std::set<std::pair<int, int>> peers;  ///< devices whose kernels reach another's memory
   std::vector<std::weak_ptr<Graph>> captures;
   unsigned long long graphs = 0, operations = 0;
@@ -125,24 +126,38 @@ void end_capture(const std::shared_ptr<Graph>& graph) {
   for (auto& stream : self().defaults) leave(stream.get());
 }
 
-void wait_for(const std::shared_ptr<CUevent_st::Shared>& event, std::uint64_t turn) {
+bool is_broken(int device) { return self().broken.contains(device); }
+
+cudaError_t wait_for(const std::shared_ptr<CUevent_st::Shared>& event, std::uint64_t turn,
+                     int device) {
   for (;;) {
     for (int i = 0; i < 50; ++i) {
       const Lock lock;
-      if (event->happened.load() >= turn) return order().learn(event->clock_of(turn));
+      if (is_broken(device)) return done(cudaErrorIllegalAddress);
+      if (event->happened.load() >= turn) {
+        order().learn(event->clock_of(turn));
+        return cudaSuccess;
+      }
       go_on(event, turn);
     }
     ::usleep(20);
   }
 }
 
-void record(const std::shared_ptr<CUevent_st::Shared>& event, CUstream_st& stream) {
-  const std::uint64_t turn = ++event->recorded;
-  const auto happen = [event, turn](const Clock& clock) {
-    event->happen(turn, clock);
-    return true;
+/// A device on which a kernel has failed does nothing more for this process.
+void put(const CUstream_st& stream, StreamOperation operation) {
+  operation.run = [run = std::move(operation.run), device = stream.device](Clock& clock) {
+    return !is_broken(device) && run(clock);
   };
-  self().streams.enqueue(stream.queue, {.run = happen, .records = event, .turn = turn});
+  self().streams.enqueue(stream.queue, std::move(operation));
+}
+
+/// Whether a kernel finds memory there.
+bool is_there(const MemoryRange& range) {
+  if (range.bytes == 0) return true;
+  const auto* const begin = static_cast<const std::byte*>(range.begin);
+  if (!is_device_memory(begin)) return number_of(begin) >= 4096;
+  return piece_at(begin) != nullptr && piece_at(begin + range.bytes - 1) != nullptr;
 }
 
 cudaError_t make_event(cudaEvent_t* event, unsigned flags) {
@@ -166,7 +181,7 @@ cudaError_t record_event(cudaEvent_t event, cudaStream_t handle) {
   if (is_left_out("record")) return cudaSuccess;
   event->recorded = true;
   event->captured = stream->captures;
-  if (!stream->captures) record(event->shared, *stream);
+  if (!stream->captures) put(*stream, recording_of(event->shared));
   look_for_errors();
   return cudaSuccess;
 }
@@ -184,14 +199,7 @@ cudaError_t wait_for_event(cudaStream_t handle, cudaEvent_t event) {
     stream->captures->broken = true;
     return done(cudaErrorStreamCaptureIsolation);
   }
-  const auto awaited = event->shared;
-  const std::uint64_t turn = awaited->recorded.load();
-  const auto happened = [awaited, turn](Clock& clock) {
-    if (awaited->happened.load() < turn) return false;
-    clock.join(awaited->clock_of(turn));
-    return true;
-  };
-  self().streams.enqueue(stream->queue, {.run = happened, .awaits = awaited, .turn = turn});
+  put(*stream, waiting_for(event->shared));
   look_for_errors();
   return cudaSuccess;
 }
@@ -239,6 +247,7 @@ int current_device() { return thread().device; }
 cudaError_t enter(Capture kind) {
   if (device_count() == 0) return done(cudaErrorNoDevice);
   make_context(thread().device);
+  if (is_broken(thread().device)) return done(cudaErrorIllegalAddress);
   if (kind == Capture::Allowed || thread().mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
   cudaError_t error = cudaSuccess;
   for (const auto& graph : captures()) {
@@ -276,28 +285,33 @@ cudaError_t enqueue(CUstream_st& stream, StreamOperation operation) {
     stream.captures->operations.push_back(std::move(operation));
     return cudaSuccess;
   }
-  self().streams.enqueue(stream.queue, std::move(operation));
+  put(stream, std::move(operation));
   look_for_errors();
   return cudaSuccess;
 }
 
 cudaError_t enqueue(CUstream_st& stream, Work work) {
   work.use.name += " " + std::to_string(++self().operations) + " on " + stream.name;
-  return enqueue(stream, {.use = std::move(work.use),
-                          .run = [run = std::move(work.run)](Clock&) { return run(); }});
+  const auto run = [run = std::move(work.run), use = work.use, device = stream.device](Clock&) {
+    const bool well = std::all_of(use.reads.begin(), use.reads.end(), is_there) &&
+                      std::all_of(use.writes.begin(), use.writes.end(), is_there);
+    if (!well) self().broken.insert(device);
+    return well && run();
+  };
+  return enqueue(stream, {.use = std::move(work.use), .run = run});
 }
 
-void wait(CUstream_st& stream) {
+cudaError_t wait(const CUstream_st& stream) {
   std::shared_ptr<CUevent_st::Shared> event;
   {
     const Lock lock;
     event = make_shared_event(false);
-    record(event, stream);
+    put(stream, recording_of(event));
   }
-  wait_for(event, 1);
+  return wait_for(event, 1, stream.device);
 }
 
-void wait_for_device(int device) {
+cudaError_t wait_for_device(int device) {
   std::vector<CUstream_st*> streams;
   {
     const Lock lock;
@@ -309,7 +323,9 @@ void wait_for_device(int device) {
       if (stream->device == device && !stream->captures) streams.push_back(stream.get());
     streams.push_back(default_stream(device));
   }
-  for (CUstream_st* stream : streams) wait(*stream);
+  for (const CUstream_st* stream : streams)
+    if (const cudaError_t error = wait(*stream); error != cudaSuccess) return error;
+  return cudaSuccess;
 }
 
 void go_on(const std::shared_ptr<CUevent_st::Shared>& asked, std::uint64_t turn) {
@@ -414,8 +430,7 @@ HVD_EXPORTED cudaError_t cudaDeviceSynchronize() {
     const Lock lock;
     if (const cudaError_t error = enter(Capture::Unsafe); error != cudaSuccess) return error;
   }
-  wait_for_device(current_device());
-  return cudaSuccess;
+  return wait_for_device(current_device());
 }
 
 // ---- errors
@@ -472,16 +487,18 @@ HVD_EXPORTED cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     stream = known(handle);
     if (stream == nullptr) return done(cudaErrorInvalidResourceHandle);
   }
-  wait(*stream);
-  return cudaSuccess;
+  return wait(*stream);
 }
 HVD_EXPORTED cudaError_t cudaStreamQuery(cudaStream_t handle) {
+  const Speaker speaker(__builtin_return_address(0));
   const Lock lock;
   if (const cudaError_t error = enter(Capture::Unsafe); error != cudaSuccess) return error;
   CUstream_st* const stream = known(handle);
   if (stream == nullptr) return done(cudaErrorInvalidResourceHandle);
   go_on(nullptr, 0);
-  return done(self().streams.is_idle(stream->queue) ? cudaSuccess : cudaErrorNotReady);
+  if (!self().streams.is_idle(stream->queue)) return done(cudaErrorNotReady);
+  order().learn(self().streams.clock_of(stream->queue));
+  return cudaSuccess;
 }
 
 // ---- events
@@ -537,8 +554,7 @@ HVD_EXPORTED cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (!is_known(event)) return done(cudaErrorInvalidResourceHandle);
     shared = event->shared;
   }
-  wait_for(shared, shared->recorded.load());
-  return cudaSuccess;
+  return wait_for(shared, shared->recorded.load(), event->device);
 }
 HVD_EXPORTED cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t /*begin*/,
                                               cudaEvent_t /*end*/) {

@@ -49,7 +49,7 @@ cudaError_t done(cudaError_t error);
 /// The calling thread's device.
 int current_device();
 /// Counts a call that works on the current device, makes the context there, and says whether it has
-/// to be refused, as it breaks a capture.
+/// to be refused, as it breaks a capture, or as a kernel has failed there: that every call says.
 enum class Capture : std::uint8_t { Allowed, Unsafe };
 cudaError_t enter(Capture kind = Capture::Allowed);
 
@@ -68,13 +68,14 @@ CUstream_st* known(cudaStream_t stream);
 bool is_known(cudaEvent_t event);
 /// Puts work on a stream, or into the graph that it is captured into.
 cudaError_t enqueue(CUstream_st& stream, StreamOperation operation);
-/// Its name gets the stream's.
+/// Its name gets the stream's. Where it uses memory that is not there, that is an error of the
+/// device, for good.
 cudaError_t enqueue(CUstream_st& stream, Work work);
 /// Complains of a kernel that uses memory of a device whose memory the stream's does not reach.
 void check_access(const CUstream_st& stream, const UseOfMemory& use);
 /// Waits, without a Lock, for what has been put on the stream so far.
-void wait(CUstream_st& stream);
-void wait_for_device(int device);
+cudaError_t wait(const CUstream_st& stream);
+cudaError_t wait_for_device(int device);
 /// Lets the streams go on; `asked`: somebody waits for it.
 void go_on(const std::shared_ptr<CUevent_st::Shared>& asked, std::uint64_t turn);
 std::uint64_t random_number();

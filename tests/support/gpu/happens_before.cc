@@ -39,12 +39,13 @@ HappensBefore::Thread& HappensBefore::thread() {
   return found->second;
 }
 
-void HappensBefore::speak_as(std::size_t voice) {
+std::size_t HappensBefore::speak_as(std::size_t voice) {
   const std::lock_guard lock(mutex_);
-  this_threads_voice() = 0;
+  const std::size_t before = std::exchange(this_threads_voice(), 0);
   const Clock first = thread().clock;
   this_threads_voice() = voice;
   thread().clock.join(first);
+  return before;
 }
 
 Clock HappensBefore::now() {

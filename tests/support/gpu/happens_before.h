@@ -47,12 +47,14 @@ struct UseOfMemory {
 class HappensBefore {
  public:
   /// Lets all host threads count as one that knows what any of them has seen: where they speak to
-  /// each other in ways that are not known here. Otherwise each knows what it has seen, and what it
-  /// was told by `tell` and `hear`. Set before use.
+  /// each other in ways that are not known here (atomics, futexes, other processes' memory), each
+  /// of which would be a false alarm. A thread that counts on what another has seen, and was not
+  /// told, is ThreadSanitizer's to find, which sees those ways. Otherwise each knows what it has
+  /// seen, and what it was told by `tell` and `hear`. Set before use.
   bool one_host = true;
   /// Of that one: it may have two voices. What the calling thread says next is said in this one;
-  /// the second knows what the first does.
-  void speak_as(std::size_t voice);
+  /// the second knows what the first does. Returns the one before.
+  std::size_t speak_as(std::size_t voice);
   /// Wants results to be made of what somebody has written. For programs all of whose host accesses
   /// are known (`host_uses`). Likewise.
   bool knows_all_writes = false;

@@ -20,37 +20,6 @@ struct HostDevice::Event {
   std::shared_ptr<HostCluster::SharedEvent> shared = std::make_shared<HostCluster::SharedEvent>();
 };
 
-struct HostDevice::Comm {
-  HostCluster::CommGroup* comm_group = nullptr;
-  int rank = 0;
-  bool blocking = true, initialised = false, aborted = false;
-  int busy_polls = 0;
-  std::uint64_t next = 0;
-  std::map<std::pair<int, int>, std::uint64_t> next_messages;  ///< by sender and receiver
-  std::vector<std::pair<Stream*, StreamOperation>>
-      issued;  ///< not on their streams before the communicator has settled
-  /// Messages, likewise. Those of a group travel at once; what is not grouped waits for the other
-  /// side.
-  std::vector<std::pair<Stream*, StreamOperation>> messages;
-  /// Registered memory, by where it begins.
-  struct Place {
-    std::size_t bytes = 0;
-    std::string name;
-    void* handle = nullptr;
-  };
-  std::map<const std::byte*, Place> places;
-  /// Its operations of one's own, by their number.
-  struct Operator {
-    double factor = 1;
-    NcclType type = NcclType::Float32;
-  };
-  std::map<int, Operator> operators;
-  int last_operator = 100;
-  std::uint64_t windows = 0;
-  void** awaited_window = nullptr;  ///< where its handle belongs
-  void* awaited_memory = nullptr;
-};
-
 struct HostDevice::UserEvent {
   Event* event;
   int queries;
@@ -59,8 +28,6 @@ struct HostDevice::UserEvent {
 };
 
 namespace {
-bool call_reduces(const StateText& call) { return call.find("Reduce") != StateText::npos; }
-
 UseOfMemory use_of(const CopyJob& job) {
   UseOfMemory use{.reads_results = true};
   for (const CopyItem& item : job.items) {
@@ -115,12 +82,13 @@ std::string HostDevice::leaks() const {
   count("pieces of memory", memory_.size());
   count("pieces of pinned host memory", host_memory_.size());
   count("opened pieces of memory", opened_);
-  count("registrations", registrations_.size());
+  for (const auto& comm : comms_)
+    if (!comm->is_aborted()) count("registrations", comm->places());
   count("capture modes", modes_.size());
   count("pieces of registered host memory", pinned.size());
   for (const auto& [thread, before] : pushed_) count("pushed contexts", before.size());
   for (const auto& comm : comms_)
-    if (!comm->aborted) count("operations", comm->operators.size());
+    if (!comm->is_aborted()) count("operations", comm->operators());
   count("open groups", static_cast<std::size_t>(group_depth_));
   count("open ranges", static_cast<std::size_t>(open_ranges_));
   return text;
@@ -185,15 +153,11 @@ HostDevice::Event* HostDevice::known(CudaEvent* event) {
   throw std::logic_error("unknown event");
 }
 
-HostDevice::Comm* HostDevice::known(NcclComm* comm, const char* call, bool may_be_busy) {
-  auto* found = reinterpret_cast<Comm*>(comm);
+HostComm* HostDevice::known(NcclComm* comm, const char* call, bool may_be_busy) {
   for (auto& owned : comms_) {
-    if (owned.get() != found) continue;
-    if (found->aborted) cluster_.note(std::string(call) + " on an aborted communicator");
-    if (!may_be_busy &&
-        (found->busy_polls > 0 || !found->initialised || found->awaited_window != nullptr))
-      cluster_.note(std::string(call) + " on a communicator in progress");
-    return found;
+    if (owned.get() != reinterpret_cast<HostComm*>(comm)) continue;
+    owned->look_at(call, may_be_busy);
+    return owned.get();
   }
   throw std::logic_error("unknown communicator");
 }
@@ -231,225 +195,104 @@ void HostDevice::pump(const Event& asked) {
   streams_.pump(asked.shared, asked.shared->recorded.load());
 }
 
-/// What NCCL's kernels read and write of this rank's memory.
-UseOfMemory HostDevice::use_of_call(const Comm& comm, const Contribution& contribution) const {
-  const std::string call = text_of(contribution.call);
-  const std::size_t bytes = contribution.count * bytes_of_type(contribution.type),
-                    ranks = comm.comm_group->ranks;
-  const bool is_source = call == "ncclBroadcast" && contribution.extra == comm.rank;
-  const bool reads = call != "ncclBroadcast" || is_source;
-  const bool writes = (call != "ncclReduce" || contribution.root == comm.rank) &&
-                      !(is_source && contribution.send == contribution.receive);
-  UseOfMemory use;
-  use.name = call + " " + std::to_string(calls(call)) + " on rank " + std::to_string(index_) +
-             (open_ranges_ > 0 ? " (" + ranges.back() + ")" : "");
-  if (reads && contribution.send != nullptr)
-    use.reads.push_back({contribution.send, call == "ncclReduceScatter" ? bytes * ranks : bytes});
-  if (writes && contribution.receive != nullptr)
-    use.writes.push_back({contribution.receive, call == "ncclAllGather" ? bytes * ranks : bytes});
-  use.writes.push_back({&at_work_, 1});
-  return use;
+/// For messages of errors.
+std::string HostDevice::name_of(const std::string& call) const {
+  return call + " " + std::to_string(calls(call)) + " on rank " + std::to_string(index_) +
+         (open_ranges_ > 0 ? " (" + ranges.back() + ")" : "");
 }
 
 NcclCode HostDevice::collective(const Contribution& contribution, NcclComm* handle,
                                 CudaStream* stream_handle) {
-  Comm* comm = known(handle, contribution.call.c_str());
+  HostComm* comm = known(handle, contribution.call.c_str());
   const std::string call = text_of(contribution.call);
   const NcclCode code = enter<NcclCode>(call);
   if (code != NcclCode::Success) return code;
   enqueued.push_back(call);
-  const std::uint64_t number = comm->next++;
-  Contribution placed = contribution;
-  if (const auto own = comm->operators.find(contribution.extra);
-      own != comm->operators.end() && call_reduces(contribution.call)) {
-    if (own->second.type != contribution.type)
-      cluster_.note("an operation of another type in " + call);
-    placed.extra = static_cast<int>(NcclOp::Sum);
-    placed.factor = own->second.factor;
-    placed.multiplied = true;
-  } else if (contribution.extra > 4 && call_reduces(contribution.call)) {
-    cluster_.note("an unknown operation in " + call);
-  }
-  placed.send_place = place_of(*comm, contribution.send);
-  placed.receive_place = place_of(*comm, contribution.receive);
-  collectives.push_back(placed);
-  UseOfMemory use = use_of_call(*comm, placed);
-  auto run = [this, comm, number, contribution = std::move(placed)](Clock& clock) {
-    begin_work(comm);
-    const bool ends_early = (comm->aborted || cluster_.is_left(*comm->comm_group)) &&
-                            !cluster_.has_met(*comm->comm_group, number);
-    if (ends_early) spoil(*comm, contribution);
-    const bool over = ends_early || comm->aborted ||
-                      cluster_.meet(*comm->comm_group, number, comm->rank, contribution, clock);
-    if (over) at_work_.erase(comm);
-    return over;
-  };
-  comm->issued.push_back({streams_.known(stream_handle), {.use = std::move(use), .run = run}});
+  collectives.push_back(
+      comm->collective(streams_.known(stream_handle), contribution, name_of(call)));
   return issue_or_group(comm);
 }
 
 NcclCode HostDevice::message(const Contribution& contribution, bool sends, int peer,
                              NcclComm* handle, CudaStream* stream_handle) {
-  Comm* comm = known(handle, contribution.call.c_str());
+  HostComm* comm = known(handle, contribution.call.c_str());
   const std::string call = text_of(contribution.call);
   const NcclCode code = enter<NcclCode>(call);
   if (code != NcclCode::Success) return code;
   enqueued.push_back(call);
-  const std::pair<int, int> ends =
-      sends ? std::pair(comm->rank, peer) : std::pair(peer, comm->rank);
-  const HostCluster::CommGroup::Way way{ends.first, ends.second, comm->next_messages[ends]++};
-  auto run = [this, comm, way, sends, contribution](Clock& clock) {
-    const bool ends_early = (comm->aborted || cluster_.is_left(*comm->comm_group)) &&
-                            !cluster_.has_moved(*comm->comm_group, way);
-    if (ends_early && !sends) spoil(*comm, contribution);
-    return ends_early || comm->aborted ||
-           cluster_.transfer(*comm->comm_group, way, sends, contribution, clock);
-  };
-  comm->messages.push_back({streams_.known(stream_handle),
-                            {.use = use_of_call(*comm, contribution), .run = std::move(run)}});
+  comm->message(streams_.known(stream_handle), contribution, sends, peer, name_of(call));
   return issue_or_group(comm);
 }
 
-void HostDevice::begin_work(Comm* comm) {
-  const auto is_another = [&](const Comm* other) { return other != comm && !other->aborted; };
-  if (at_work_.insert(comm).second && std::any_of(at_work_.begin(), at_work_.end(), is_another))
-    cluster_.note("communicators at work at the same time, in no order");
+/// NCCL wants the work of several communicators in an order.
+void HostDevice::put(const HostComm& comm, void* stream, StreamOperation operation) {
+  operation.use.writes.push_back({&at_work_, 1});
+  operation.run = [this, own = &comm, run = std::move(operation.run)](Clock& clock) {
+    const auto is_another = [&](const HostComm* one) { return one != own && !one->is_aborted(); };
+    if (at_work_.insert(own).second && std::any_of(at_work_.begin(), at_work_.end(), is_another))
+      cluster_.note("communicators at work at the same time, in no order");
+    const bool over = run(clock);
+    if (over) at_work_.erase(own);
+    return over;
+  };
+  streams_.enqueue(static_cast<Stream*>(stream), std::move(operation));
 }
 
-/// Where NCCL would have written in the end, something else is.
-void HostDevice::spoil(const Comm& comm, const Contribution& contribution) const {
-  const bool is_roots = contribution.call == "ncclReduce" && contribution.root != comm.rank;
-  const bool is_source = contribution.call == "ncclBroadcast" && contribution.extra == comm.rank;
-  if (contribution.receive == nullptr || is_roots || is_source) return;
-  const std::size_t parts = contribution.call == "ncclAllGather" ? comm.comm_group->ranks : 1;
-  std::memset(contribution.receive, aborted_byte,
-              contribution.count * parts * bytes_of_type(contribution.type));
-}
-
-NcclCode HostDevice::issue_or_group(Comm* comm) {
-  if (group_depth_ == 0) return issue(comm);
+NcclCode HostDevice::issue_or_group(HostComm* comm) {
+  if (group_depth_ == 0) return comm->issue(settle_polls);
   grouped_.insert(comm);
   return NcclCode::Success;
-}
-
-NcclCode HostDevice::issue(Comm* comm) {
-  comm->busy_polls = comm->blocking ? 0 : settle_polls;
-  if (comm->busy_polls > 0) return NcclCode::InProgress;
-  enqueue_issued(comm);
-  return NcclCode::Success;
-}
-
-void HostDevice::enqueue_issued(Comm* comm) {
-  for (auto& [stream, operation] : std::exchange(comm->issued, {}))
-    streams_.enqueue(stream, std::move(operation));
-  struct Together {
-    UseOfMemory use;
-    std::vector<std::function<bool(Clock&)>> runs;
-  };
-  std::map<Stream*, Together> by_stream;
-  for (auto& [stream, operation] : std::exchange(comm->messages, {})) {
-    auto& [use, runs] = by_stream[stream];
-    use.name = operation.use.name;
-    use.reads.insert(use.reads.end(), operation.use.reads.begin(), operation.use.reads.end());
-    use.writes.insert(use.writes.end(), operation.use.writes.begin(), operation.use.writes.end());
-    runs.push_back(std::move(operation.run));
-  }
-  for (auto& [stream, together] : by_stream) {
-    const auto run = [this, comm, runs = std::move(together.runs)](Clock& clock) mutable {
-      begin_work(comm);
-      std::erase_if(runs, [&](const auto& message) { return message(clock); });
-      if (runs.empty()) at_work_.erase(comm);
-      return runs.empty();
-    };
-    streams_.enqueue(stream, {.use = std::move(together.use), .run = run});
-  }
 }
 
 NcclCode HostDevice::end_group() {
   if (--group_depth_ < 0) cluster_.note("ncclGroupEnd without ncclGroupStart");
   NcclCode code = enter<NcclCode>("ncclGroupEnd");
-  for (Comm* comm : std::exchange(grouped_, {})) {
+  for (HostComm* comm : std::exchange(grouped_, {})) {
     if (code != NcclCode::Success && code != NcclCode::InProgress) continue;
-    if (!comm->aborted && issue(comm) == NcclCode::InProgress) code = NcclCode::InProgress;
+    if (!comm->is_aborted() && comm->issue(settle_polls) == NcclCode::InProgress)
+      code = NcclCode::InProgress;
   }
   return code;
 }
 
-NcclCode HostDevice::async_state(Comm* comm, NcclCode* state) {
+NcclCode HostDevice::async_state(HostComm* comm, NcclCode* state) {
   const NcclCode code = enter<NcclCode>("ncclCommGetAsyncError");
   if (code != NcclCode::Success) return code;
-  *state = NcclCode::Success;
-  if (!comm->initialised) {
-    if (cluster_.complete(*comm->comm_group)) {
-      comm->initialised = true;
-    } else {
-      *state = NcclCode::InProgress;
-    }
-    return code;
-  }
-  if (comm->awaited_window != nullptr) {
-    if (cluster_.window_complete(*comm->comm_group, comm->windows)) {
-      finish_window(comm);
-    } else {
-      *state = NcclCode::InProgress;
-    }
-    return code;
-  }
-  if (async_error_after >= 0 && async_error_after-- == 0) *state = async_error;
-  if (comm->busy_polls > 0) {
-    if (--comm->busy_polls > 0) {
-      *state = NcclCode::InProgress;
-    } else {
-      enqueue_issued(comm);
-    }
-  }
+  const bool counts = comm->is_settled();
+  *state = comm->poll();
+  if (counts && async_error_after >= 0 && async_error_after-- == 0 && *state == NcclCode::Success)
+    *state = async_error;
   return code;
 }
 
-NcclCode HostDevice::register_buffer(Comm* comm, void* memory, std::size_t bytes,
+NcclCode HostDevice::register_buffer(HostComm* comm, void* memory, std::size_t bytes,
                                      void** registration) {
   const NcclCode code = enter<NcclCode>("ncclCommRegister");
   if (code != NcclCode::Success) return code;
   if (!memory_.contains(memory) || memory_.at(memory).bytes() != bytes)
     cluster_.note("ncclCommRegister of memory that is not from ncclMemAlloc");
-  *registration = reinterpret_cast<void*>(++last_registration_);
-  memory_bytes -= registration_bytes;
-  registrations_[*registration] = comm;
-  comm->places[static_cast<const std::byte*>(memory)] = {bytes, "buffer", *registration};
+  *registration = new_registration();
+  comm->add_place(memory, bytes, "buffer", *registration);
   return code;
 }
 
-NcclCode HostDevice::register_window(Comm* comm, void* memory, std::size_t bytes, void** window) {
+NcclCode HostDevice::register_window(HostComm* comm, void* memory, std::size_t bytes,
+                                     void** window) {
   const NcclCode code = enter<NcclCode>("ncclCommWindowRegister");
   if (code != NcclCode::Success) return code;
   if (!memory_.contains(memory) || memory_.at(memory).bytes() != bytes)
     cluster_.note("ncclCommWindowRegister of memory that is not from ncclMemAlloc");
-  cluster_.open_window(*comm->comm_group, ++comm->windows, comm->rank, bytes);
-  comm->awaited_window = window;
-  comm->awaited_memory = memory;
+  comm->open_window(memory, bytes, [this, window]() -> void* {
+    return no_windows ? nullptr : *window = new_registration();
+  });
   if (!comm->blocking) return windows_say_in_progress ? NcclCode::InProgress : NcclCode::Success;
-  cluster_.wait_for_window(*comm->comm_group, comm->windows);
-  finish_window(comm);
+  comm->wait_until_settled();
   return code;
 }
 
-void HostDevice::finish_window(Comm* comm) {
-  void** const handle = std::exchange(comm->awaited_window, nullptr);
-  if (no_windows) return;
-  *handle = reinterpret_cast<void*>(++last_registration_);
+void* HostDevice::new_registration() {
   memory_bytes -= registration_bytes;
-  registrations_[*handle] = comm;
-  comm->places[static_cast<const std::byte*>(comm->awaited_memory)] = {
-      memory_.at(comm->awaited_memory).bytes(), "window " + std::to_string(comm->windows), *handle};
-}
-
-StateText HostDevice::place_of(const Comm& comm, const void* memory) {
-  const auto* at = static_cast<const std::byte*>(memory);
-  for (const auto& [begin, place] : comm.places) {
-    if (begin <= at && at < begin + place.bytes)
-      return StateText(place.name + " at " + std::to_string(at - begin));
-  }
-  return {};
+  return reinterpret_cast<void*>(++last_registration_);
 }
 
 NcclCode HostDevice::allocate(void** memory, std::size_t bytes) {
@@ -604,14 +447,7 @@ void HostDevice::fill_streams() {
     if (code != CudaCode::Success) return code;
     if (is_left_out(Omissions::Kind::Wait, "cudaStreamWaitEvent")) return code;
     enqueued.emplace_back("cudaStreamWaitEvent");
-    const auto awaited = known(event)->shared;
-    const std::uint64_t turn = awaited->recorded.load();
-    const auto happened = [awaited, turn](Clock& clock) {
-      if (awaited->happened.load() < turn) return false;
-      clock.join(awaited->clock_of(turn));
-      return true;
-    };
-    streams_.enqueue(streams_.known(stream), {.run = happened, .awaits = awaited, .turn = turn});
+    streams_.enqueue(streams_.known(stream), waiting_for(known(event)->shared));
     return code;
   };
 }
@@ -646,13 +482,7 @@ void HostDevice::fill_events() {
       cluster_.note("cudaEventRecord of another device's event");
       return CudaCode::InvalidValue;
     }
-    const auto recorded = found->shared;
-    const std::uint64_t turn = ++recorded->recorded;
-    const auto happen = [recorded, turn](const Clock& clock) {
-      recorded->happen(turn, clock);
-      return true;
-    };
-    streams_.enqueue(streams_.known(stream), {.run = happen, .records = recorded, .turn = turn});
+    streams_.enqueue(streams_.known(stream), recording_of(found->shared));
     return code;
   };
   table_.event_query = [this](CudaEvent* event) {
@@ -837,13 +667,9 @@ bool HostDevice::take_memory(void** memory, std::size_t bytes, const char* call)
 }
 
 void HostDevice::give_memory(void* memory, const char* call) {
-  for (auto& comm : comms_) {
-    const auto place = comm->places.find(static_cast<const std::byte*>(memory));
-    if (place == comm->places.end()) continue;
-    if (!comm->aborted && registrations_.contains(place->second.handle))
+  for (auto& comm : comms_)
+    if (!comm->is_aborted() && comm->has_place(memory))
       cluster_.note(std::string(call) + " of registered memory");
-    comm->places.erase(place);
-  }
   const auto found = memory_.find(memory);
   if (found == memory_.end()) return cluster_.note(std::string(call) + " of something unknown");
   memory_bytes += found->second.bytes();
@@ -868,25 +694,27 @@ void HostDevice::fill_nccl() {
     const NcclCode code = enter<NcclCode>("ncclCommInitRankConfig");
     if (code != NcclCode::Success) return code;
     if (current() != index_) cluster_.note("a communicator on the wrong device");
-    auto& made = *comms_.emplace_back(std::make_unique<Comm>());
+    HostComm::Device hooks{
+        .put = [this](const HostComm& of, void* stream,
+                      StreamOperation operation) { put(of, stream, std::move(operation)); },
+        .spoil =
+            [this](const MemoryRange& range) {
+              std::memset(const_cast<void*>(range.begin), aborted_byte, range.bytes);
+            },
+        .on_host = [](const void* memory) { return const_cast<void*>(memory); }};
+    HostComm& made = *comms_.emplace_back(
+        std::make_unique<HostComm>(cluster_, id, ranks, rank, blocking, std::move(hooks)));
     ++live_comms_;
-    made.comm_group = cluster_.join(id, ranks, rank);
-    made.rank = rank;
     names.emplace_back(name);
-    made.blocking = blocking;
     *comm = reinterpret_cast<NcclComm*>(&made);
     if (!blocking) return NcclCode::InProgress;
-    cluster_.wait_until_complete(*made.comm_group);
-    made.initialised = true;
+    made.wait_until_settled();
     return code;
   };
   table_.comm_abort = [this](NcclComm* comm) {
-    Comm* found = known(comm, "ncclCommAbort", true);
+    known(comm, "ncclCommAbort", true)->abort();
     ++aborts[comm];
-    found->aborted = true;
-    cluster_.withdraw(*found->comm_group, found->rank);
     --live_comms_;
-    std::erase_if(registrations_, [&](const auto& entry) { return entry.second == found; });
     return enter<NcclCode>("ncclCommAbort");
   };
   table_.comm_get_async_error = [this](NcclComm* comm, NcclCode* error) {
@@ -909,18 +737,12 @@ void HostDevice::fill_registration() {
     return register_window(known(comm, "ncclCommWindowRegister"), memory, bytes, window);
   };
   table_.window_deregister = [this](NcclComm* comm, void* window) {
-    Comm* found = known(comm, "ncclCommWindowDeregister");
-    if (registrations_.erase(window) != 1)
+    if (!known(comm, "ncclCommWindowDeregister")->drop_place(window))
       cluster_.note("ncclCommWindowDeregister of something unknown");
-    const auto place =
-        std::find_if(found->places.begin(), found->places.end(),
-                     [&](const auto& entry) { return entry.second.handle == window; });
-    if (place != found->places.end()) found->places.erase(place);
     return enter<NcclCode>("ncclCommWindowDeregister");
   };
   table_.comm_deregister = [this](NcclComm* comm, void* registration) {
-    known(comm, "ncclCommDeregister");
-    if (registrations_.erase(registration) != 1)
+    if (!known(comm, "ncclCommDeregister")->drop_place(registration))
       cluster_.note("ncclCommDeregister of something unknown");
     return enter<NcclCode>("ncclCommDeregister");
   };
@@ -933,16 +755,14 @@ void HostDevice::fill_registration() {
 
 void HostDevice::fill_operations() {
   table_.op_create = [this](NcclOp* op, double factor, NcclType type, NcclComm* handle) {
-    Comm* comm = known(handle, "ncclRedOpCreatePreMulSum");
+    HostComm* comm = known(handle, "ncclRedOpCreatePreMulSum");
     const NcclCode code = enter<NcclCode>("ncclRedOpCreatePreMulSum");
     if (code != NcclCode::Success) return code;
-    comm->operators[++comm->last_operator] = {factor, type};
-    *op = static_cast<NcclOp>(comm->last_operator);
+    *op = comm->make_operator(factor, type);
     return code;
   };
   table_.op_destroy = [this](NcclOp op, NcclComm* handle) {
-    Comm* comm = known(handle, "ncclRedOpDestroy");
-    if (comm->operators.erase(static_cast<int>(op)) != 1)
+    if (!known(handle, "ncclRedOpDestroy")->drop_operator(op))
       cluster_.note("ncclRedOpDestroy of something unknown");
     return enter<NcclCode>("ncclRedOpDestroy");
   };

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "ops/gpu/api/gpu_api.h"
+#include "tests/support/gpu/host_comm.h"
 #include "tests/support/gpu/host_streams.h"
 #include "tests/support/gpu/poisoned_memory.h"
 #include "tests/support/host_cluster.h"
@@ -112,7 +113,6 @@ class HostDevice {
 
  private:
   struct Event;
-  struct Comm;
   using Stream = HostStreams::Stream;
   struct UserEvent;
 
@@ -124,7 +124,7 @@ class HostDevice {
   bool is_current(const std::string& call);
   void look_at_pinned(const void* memory, std::size_t bytes);
   Event* known(CudaEvent* event);
-  Comm* known(NcclComm* comm, const char* call, bool may_be_busy = false);
+  HostComm* known(NcclComm* comm, const char* call, bool may_be_busy = false);
 
   bool is_left_out(Omissions::Kind kind, const std::string& call);
   void enqueue(CudaStream* stream, const std::string& call, UseOfMemory use,
@@ -136,20 +136,14 @@ class HostDevice {
   /// One side of a message.
   NcclCode message(const Contribution& contribution, bool sends, int peer, NcclComm* handle,
                    CudaStream* stream_handle);
-  NcclCode issue_or_group(Comm* comm);
-  NcclCode issue(Comm* comm);
-  void enqueue_issued(Comm* comm);
+  NcclCode issue_or_group(HostComm* comm);
   NcclCode end_group();
-  NcclCode async_state(Comm* comm, NcclCode* state);
-  NcclCode register_buffer(Comm* comm, void* memory, std::size_t bytes, void** registration);
-  NcclCode register_window(Comm* comm, void* memory, std::size_t bytes, void** window);
-  void finish_window(Comm* comm);
-  /// Before a collective or message of `comm` is at work, and when it is not any more. NCCL wants
-  /// those of several communicators in an order.
-  void begin_work(Comm* comm);
-  UseOfMemory use_of_call(const Comm& comm, const Contribution& contribution) const;
-  void spoil(const Comm& comm, const Contribution& contribution) const;
-  static StateText place_of(const Comm& comm, const void* memory);
+  NcclCode async_state(HostComm* comm, NcclCode* state);
+  NcclCode register_buffer(HostComm* comm, void* memory, std::size_t bytes, void** registration);
+  NcclCode register_window(HostComm* comm, void* memory, std::size_t bytes, void** window);
+  void* new_registration();
+  void put(const HostComm& comm, void* stream, StreamOperation operation);
+  [[nodiscard]] std::string name_of(const std::string& call) const;
   NcclCode allocate(void** memory, std::size_t bytes);
   CudaEvent* adopt(std::shared_ptr<HostCluster::SharedEvent> shared);
   bool take_memory(void** memory, std::size_t bytes, const char* call);
@@ -176,18 +170,18 @@ class HostDevice {
   std::vector<std::unique_ptr<Event>> events_;
   std::size_t user_events_ = 0;
   std::vector<UserEvent> user_;
-  std::vector<std::unique_ptr<Comm>> comms_;  ///< aborted ones too
+  std::vector<std::unique_ptr<HostComm>> comms_;  ///< aborted ones too
   std::size_t live_comms_ = 0;
   std::map<void*, PoisonedMemory> memory_;
   std::vector<PoisonedMemory> freed_;  ///< where what comes too late finds poison
   std::set<const void*> host_memory_;
   std::size_t opened_ = 0;  ///< of other ranks' memory
   std::uintptr_t last_registration_ = 0;
-  std::map<void*, Comm*> registrations_;
-  std::set<Comm*> at_work_;  ///< of which a collective has begun, and waits for other ranks
+  std::set<const HostComm*>
+      at_work_;  ///< of which a collective has begun, and waits for other ranks
   int open_ranges_ = 0;
   int group_depth_ = 0;
-  std::set<Comm*> grouped_;
+  std::set<HostComm*> grouped_;
 };
 
 }  // namespace hvd::gpu::test

@@ -32,6 +32,25 @@ Schedule schedule_of_environment() {
   return text == nullptr ? Schedule{} : schedule_of(text);
 }
 
+StreamOperation recording_of(const std::shared_ptr<HostCluster::SharedEvent>& event) {
+  const std::uint64_t turn = ++event->recorded;
+  const auto happen = [event, turn](const Clock& clock) {
+    event->happen(turn, clock);
+    return true;
+  };
+  return {.run = happen, .records = event, .turn = turn};
+}
+
+StreamOperation waiting_for(const std::shared_ptr<HostCluster::SharedEvent>& event) {
+  const std::uint64_t turn = event->recorded.load();
+  const auto happened = [event, turn](Clock& clock) {
+    if (event->happened.load() < turn) return false;
+    clock.join(event->clock_of(turn));
+    return true;
+  };
+  return {.run = happened, .awaits = event, .turn = turn};
+}
+
 struct HostStreams::Queued : StreamOperation {
   explicit Queued(StreamOperation operation) : StreamOperation(std::move(operation)) {}
   int delay = 0;
@@ -70,6 +89,8 @@ HostStreams::Stream* HostStreams::known(CudaStream* stream) {
 }
 
 bool HostStreams::is_idle(const Stream* stream) const { return stream->operations.empty(); }
+
+const Clock& HostStreams::clock_of(const Stream* stream) const { return stream->clock; }
 
 void HostStreams::destroy(Stream* stream) {
   std::erase_if(streams_, [&](const auto& owned) { return owned.get() == stream; });

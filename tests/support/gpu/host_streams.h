@@ -28,6 +28,11 @@ struct StreamOperation {
   std::uint64_t turn = 0;
 };
 
+/// Is the event's next turn.
+StreamOperation recording_of(const std::shared_ptr<HostCluster::SharedEvent>& event);
+/// Goes on when the last turn of the event has happened that is recorded now.
+StreamOperation waiting_for(const std::shared_ptr<HostCluster::SharedEvent>& event);
+
 class HostStreams {
  public:
   struct Stream;
@@ -44,6 +49,8 @@ class HostStreams {
   /// Throws std::logic_error for what is none.
   Stream* known(CudaStream* stream);
   [[nodiscard]] bool is_idle(const Stream* stream) const;
+  /// Returns what is known to whoever knows what has run on the stream.
+  [[nodiscard]] const Clock& clock_of(const Stream* stream) const;
   void destroy(Stream* stream);
   [[nodiscard]] std::size_t size() const { return streams_.size(); }
   /// Returns "stream 2 of rank 0".
