@@ -174,6 +174,12 @@ gpu::NcclOptions nccl_options(const EngineParts& parts, const WorldGpus& gpus) {
   return options;
 }
 
+/// The engine owns the board and the backends, the board longer.
+gpu::WorldFailure failure_of(Board& board) {
+  return {[&board] { return board.failed() ? board.failure() : Status(); },
+          [&board](const Status& why) { board.set_failure(why); }};
+}
+
 /// Behind those for host tensors, which `made` has already.
 void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EngineParts& parts,
                       const std::shared_ptr<Bootstrap>& bootstrap, const DomainMemory& memory,
@@ -196,8 +202,6 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
       return placement->route_of_set(set.id, set.ranks) == way;
     };
   };
-  Board* const board = parts.board.get();  // the engine owns it and the backends, the board longer
-  const auto interrupted = [board] { return board->failed(); };
   auto controls = share_controls(topology, *bootstrap, memory, *arena);
   gpu::NcclOptions options = nccl_options(parts, gpus);
   options.abort_word = controls.abort_word;
@@ -233,9 +237,9 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
   };
   made.all.push_back(std::make_unique<gpu::SharedGpuBackend>(table, device, *parts.board, topology,
                                                              std::move(controls.of_rank), shared));
-  made.all.push_back(
-      std::make_unique<gpu::StagedBackend>(table, topology.rank, device, std::move(host), arena,
-                                           topology.domain_index, interrupted, memory.owner));
+  made.all.push_back(std::make_unique<gpu::StagedBackend>(
+      table, topology.rank, device, std::move(host), arena, topology.domain_index,
+      failure_of(*parts.board), memory.owner));
 }
 
 }  // namespace

@@ -208,8 +208,9 @@ killed() {
 
 section_ranks() {
   local ranks
-  possible sharing "10,000 small batches" "kill -9 of one of 4 ranks" || return
+  possible sharing "10,000 small batches" "a kernel that fails" "kill -9 of one of 4 ranks" || return
   for ranks in 1 2 4; do step "10,000 small batches, $ranks ranks" 240 mpirun -np "$ranks" build-gpu/tests/ranks_gpu_test many; done
+  step "a kernel that fails" 120 mpirun -np 2 build-gpu/tests/ranks_gpu_test fault
   step "kill -9 of one of 4 ranks" 120 bash -c "$(declare -f killed); killed"
 }
 

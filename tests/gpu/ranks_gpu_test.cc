@@ -3,9 +3,12 @@
 // skip) where there is no GPU. One process alone is a world of one.
 //   ranks_gpu_test [many]    10,000 small batches one after the other, then several at once; every
 //                            result compared
+//   ranks_gpu_test fault     a kernel of the last rank reads what is not there, which breaks its
+//                            CUDA context for good: all ranks get one error that says so, within
+//                            30 s, and shutdown() ends
 //   ranks_gpu_test kill      the last rank kills itself while its stream is held up; each of the
 //                            others gets RankFailed within 30 s
-// Start the latter without mpirun, which would kill the others too: bash tests/support/ranks.sh 4
+// Start the last without mpirun, which would kill the others too: bash tests/support/ranks.sh 4
 // ranks_gpu_test kill
 #include <cuda_runtime_api.h>
 #include <hvd/hvd.h>
@@ -145,6 +148,44 @@ int kill(int device) {
   ::_exit(named && took.count() < 30 ? 0 : 1);  // what is stuck on the device ends with the process
 }
 
+/// Returns what an allreduce throws, or "".
+std::string error_of(const Group& group) {
+  try {
+    hvd::grouped_allreduce(group.buffers, group.buffers,
+                           {.name = "layer", .op = hvd::ReduceOp::Sum});
+  } catch (const hvd::Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+int fault(int device) {
+  // Never freed: CUDA waits for the device, and a stream may wait for a rank that does nothing
+  // more.
+  const Group& group = *new Group(device);
+  const DeviceMemory& own = *new DeviceMemory(64);
+  const int rank = hvd::rank(), last = hvd::size() - 1;
+  write(group, rank, 0);
+  std::string said = error_of(group);
+  if (said.empty() && rank == last) {
+    const std::vector<hvd::gpu::CopyItem> items{
+        {reinterpret_cast<const void*>(64), own.data(), 16}};
+    require(hvd::gpu::launch_batched_copy({.items = items}, nullptr), "launch_batched_copy");
+  }
+  const auto start = std::chrono::steady_clock::now();
+  while (said.empty()) said = error_of(group);
+  const std::string again = error_of(group);
+  hvd::shutdown();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  const std::string named = "failed on rank " + std::to_string(last);
+  const std::size_t at = said.find(named);
+  const bool once = at != std::string::npos && said.find(named, at + 1) == std::string::npos;
+  const bool well = once && !again.empty() && took.count() < 30;
+  std::printf("rank %d: %s after %.1f s: %s\n", rank, well ? "passed" : "FAILED", took.count(),
+              said.c_str());
+  return well ? 0 : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -159,7 +200,7 @@ int main(int argc, char** argv) {
     hvd::init();
     const int device = hvd::local_rank() % devices;
     require(cudaSetDevice(device), "cudaSetDevice");
-    return mode == "kill" ? kill(device) : many(device);
+    return mode == "kill" ? kill(device) : mode == "fault" ? fault(device) : many(device);
   } catch (const std::exception& error) {
     std::printf("FAILED: %s\n", error.what());
     return 1;

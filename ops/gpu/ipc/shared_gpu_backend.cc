@@ -333,7 +333,8 @@ SharedGpuBackend::SharedGpuBackend(const GpuApi& table, int device, Board& board
       peers_(controls_, self()) {}
 
 SharedGpuBackend::~SharedGpuBackend() {
-  const bool rests = comes_to_rest(table_, device_, stream_, options_.rest_limit);
+  // what `abort` has waited for in vain ends with the process
+  const bool rests = !is_stuck_ && comes_to_rest(table_, device_, stream_, options_.rest_limit);
   if (rests) {
     peers_.close();
   } else {
@@ -344,7 +345,7 @@ SharedGpuBackend::~SharedGpuBackend() {
   // Neither memory nor events must be let go while another process has them open.
   const auto deadline = std::chrono::steady_clock::now() + options_.rest_limit;
   const bool used = pool_->slabs() > 0 || !turns_.empty();
-  while (used && !peers_.all_closed() && std::chrono::steady_clock::now() < deadline)
+  while (rests && used && !peers_.all_closed() && std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   if (rests && (!used || peers_.all_closed())) return;
   pool_->leak();
@@ -465,7 +466,8 @@ std::unique_ptr<Execution> SharedGpuBackend::launch(Batch batch) {
 
 bool SharedGpuBackend::abort() noexcept {
   failed_ = true;
-  return comes_to_rest(table_, device_, stream_, options_.rest_limit);
+  is_stuck_ = !comes_to_rest(table_, device_, stream_, options_.rest_limit);
+  return !is_stuck_;
 }
 
 }  // namespace hvd::gpu

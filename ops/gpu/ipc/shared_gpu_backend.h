@@ -107,6 +107,7 @@ class SharedGpuBackend final : public Backend {
   std::vector<Turn> turns_;
   std::size_t launches_ = 0;
   bool failed_ = false;
+  bool is_stuck_ = false;  ///< the stream has not ended what it did, in `abort`
   struct Deferred {
     std::uint64_t sequence, location;
   };

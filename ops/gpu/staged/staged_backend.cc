@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "hvd/base/log.h"
+#include "hvd/engine/progress/batch_runner.h"
 #include "hvd/routes.h"
 #include "ops/gpu/api/handles.h"
 #include "ops/host_ops.h"
@@ -106,8 +107,8 @@ class StagedExecution : public Execution {
 }  // namespace
 
 StagedBackend::StagedBackend(const GpuApi& table, int rank, int device, std::vector<Backend*> host,
-                             std::shared_ptr<Arena> arena, int index,
-                             std::function<bool()> interrupted, std::shared_ptr<void> memory)
+                             std::shared_ptr<Arena> arena, int index, WorldFailure failure,
+                             std::shared_ptr<void> memory)
     : table_(table),
       rank_(rank),
       device_(device),
@@ -115,7 +116,7 @@ StagedBackend::StagedBackend(const GpuApi& table, int rank, int device, std::vec
       arena_(std::move(arena)),
       pinned_(std::make_shared<PinnedPool>(table, device, arena_, std::move(memory), tell_refused)),
       index_(static_cast<std::size_t>(index)),
-      interrupted_(std::move(interrupted)),
+      failure_(std::move(failure)),
       guard_(arena_->allocate(1)) {}
 
 StagedBackend::~StagedBackend() { arena_->free(guard_); }
@@ -148,8 +149,7 @@ void StagedBackend::pass(const CallContext& site, const Stream& stream) const {
     const CudaCode code = passed.query();
     if (code != CudaCode::NotReady)
       return check(site, code, "cudaEventQuery (or an earlier kernel of this process)");
-    if (interrupted_ && interrupted_())
-      fail(site, "the copy to the host", "given up, because the world has failed meanwhile");
+    if (failure_.get) failure_.get().raise();
     std::this_thread::sleep_for(pause);
     pause = std::min(pause + std::chrono::microseconds(5), std::chrono::microseconds(200));
   }
@@ -180,7 +180,13 @@ void StagedBackend::fetch(const CallContext& site, const BatchMember& member, co
   }
   check(site, table_.memcpy_async(to.memory.get(), member.input, bytes, stream->get()),
         "cudaMemcpyAsync");
-  pass(site, *stream);
+  try {
+    pass(site, *stream);
+  } catch (...) {
+    // the copy may be still to come, and nobody else gets the memory that it will write
+    if (!comes_to_rest(table_, device_, *stream, rest_limit)) keep_for_ever(to.memory);
+    throw;
+  }
   const std::lock_guard lock(mutex_);
   idle_.push_back(std::move(stream));
 }
@@ -191,7 +197,12 @@ std::uint64_t StagedBackend::prepare(const BatchTraits& traits, BatchMember& mem
   Held held{.block = block.memory};
   const bool is_source = traits.kind != OpKind::Broadcast || traits.root == rank_;
   const std::string_view name = member.name;
-  if (is_source && bytes > 0) fetch(site(std::span(&name, 1)), member, block, bytes);
+  try {
+    if (is_source && bytes > 0) fetch(site(std::span(&name, 1)), member, block, bytes);
+  } catch (const BackendError&) {  // the other ranks would wait for what is never submitted
+    if (failure_.set) failure_.set(status_of_current_exception());
+    throw;
+  }
   BatchMember host = member;
   host.input = held.block.get();
   host.output = is_pulled(traits.kind) ? nullptr : held.block.get();
@@ -215,10 +226,7 @@ void StagedBackend::release(const BatchTraits& traits, std::uint64_t location) n
   if (held.block != nullptr) host_backend(traits)->release(on_host(traits), held.location);
 }
 
-bool StagedBackend::abort() noexcept {
-  constexpr std::chrono::seconds kRestLimit{2};
-  return comes_to_rest(table_, device_, stream_, kRestLimit);
-}
+bool StagedBackend::abort() noexcept { return comes_to_rest(table_, device_, stream_, rest_limit); }
 
 std::unique_ptr<Execution> StagedBackend::launch(Batch batch) {
   const BatchTraits traits = batch.traits;

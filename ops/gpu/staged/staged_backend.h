@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "hvd/backend.h"
+#include "hvd/errors.h"
 #include "ops/gpu/api/gpu_api.h"
 #include "ops/gpu/api/handles.h"
 #include "ops/gpu/staged/pinned_pool.h"
@@ -28,13 +29,20 @@
 
 namespace hvd::gpu {
 
+/// A WorldFailure is how a StagedBackend hears, and tells, that the world has failed. Entries may
+/// be empty.
+struct WorldFailure {
+  std::function<Status()> get;  ///< ok while it has not
+  std::function<void(const Status& why)> set;
+};
+
 class StagedBackend final : public Backend {
  public:
   /// `host`: the backends for host tensors, in the order in which they are asked. `index`: this
-  /// rank's in the domain. `interrupted`: true once the world has failed, which ends every wait;
-  /// may be empty. `memory`: what the arena's memory lives by; may be null.
+  /// rank's in the domain. `failure`: what the world has failed with ends every wait and is thrown;
+  /// what CUDA refuses fails the world. `memory`: what the arena's memory lives by; may be null.
   StagedBackend(const GpuApi& table, int rank, int device, std::vector<Backend*> host,
-                std::shared_ptr<Arena> arena, int index, std::function<bool()> interrupted,
+                std::shared_ptr<Arena> arena, int index, WorldFailure failure,
                 std::shared_ptr<void> memory = nullptr);
   ~StagedBackend() override;
 
@@ -45,8 +53,9 @@ class StagedBackend final : public Backend {
   std::uint64_t prepare(const BatchTraits& traits, BatchMember& member) override;
   void release(const BatchTraits& traits, std::uint64_t location) noexcept override;
   std::unique_ptr<Execution> launch(Batch batch) override;
-  /// Waits for what is being copied back, for two seconds at most.
+  /// Waits for what is being copied back, as long as `rest_limit`.
   bool abort() noexcept override;
+  std::chrono::milliseconds rest_limit = std::chrono::seconds(2);  ///< set before use
 
   // ---- for the executions
   struct HostBlock {
@@ -78,7 +87,7 @@ class StagedBackend final : public Backend {
   const std::shared_ptr<Arena> arena_;
   const std::shared_ptr<PinnedPool> pinned_;
   const std::size_t index_;
-  const std::function<bool()> interrupted_;
+  const WorldFailure failure_;
   std::byte* const guard_;  ///< so that no tensor's place is 0, which stands for "nothing brought"
   Stream stream_;           ///< for the way back; of the thread that has the turn
 

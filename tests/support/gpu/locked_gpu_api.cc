@@ -120,7 +120,7 @@ void LockedDevices::add_backends(GpuRoute way, int rank, EngineParts& parts,
         table, rank, *parts.board, parts.topology, std::move(controls), options));
   }
   parts.backends.push_back(std::make_unique<StagedBackend>(
-      table, rank, rank, std::move(host), arena, parts.topology.domain_index, nullptr));
+      table, rank, rank, std::move(host), arena, parts.topology.domain_index, WorldFailure{}));
 }
 
 }  // namespace hvd::gpu::test

@@ -316,8 +316,12 @@ void run_staged(const Common& common) {
     if (!registers)
       self.device.fail_call("cudaHostRegister", static_cast<int>(CudaCode::InvalidValue));
     HostSummer host(world.cluster, sums);
-    StagedBackend backend(world.table(self.rank), self.rank, self.rank, {&host}, arena, self.rank,
-                          [&world] { return world.failed.load(); });
+    StagedBackend backend(
+        world.table(self.rank), self.rank, self.rank, {&host}, arena, self.rank,
+        {[&world] {
+           return world.failed ? Status{Status::Code::RankFailed, "a rank"} : Status();
+         },
+         nullptr});
     DomainDriver driver(common, self, domain, backend, nullptr);
     run_stream_program(common.program, world.cluster, self.device, world.table(self.rank), self.set,
                        driver);

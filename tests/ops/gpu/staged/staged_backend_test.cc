@@ -69,7 +69,7 @@ struct Stage {
   Stage() { traits.device = {DeviceKind::Cuda, 0}; }
   std::unique_ptr<StagedBackend> backend() {
     return std::make_unique<StagedBackend>(device.table(), 0, 0, std::vector<Backend*>{&host},
-                                           arena, 0, nullptr);
+                                           arena, 0, WorldFailure{});
   }
   static BatchMember member(std::string_view name, std::vector<float>& values) {
     BatchMember made;
@@ -174,6 +174,33 @@ struct Room {
   }
 };
 
+TEST_CASE("staged: memory that a copy is still to write is nobody else's, though it is given up") {
+  for (const bool rests : {false, true}) {
+    CAPTURE(rests);
+    Room room;
+    Doubling host;
+    BatchTraits traits;
+    traits.device = {DeviceKind::Cuda, 0};
+    std::vector<float> values{1, 2, 3};
+    {
+      StagedBackend backend(room.device.table(), 0, 0, {&host}, room.arena, 0,
+                            {[] {
+                               return Status{Status::Code::RankFailed, "rank 1 has died"};
+                             },
+                             nullptr},
+                            room.memory);
+      backend.rest_limit = std::chrono::milliseconds(rests ? 60'000 : 20);
+      const void* const first = backend.host_block(16).memory.get();
+      BatchMember member = Stage::member("late", values);
+      member.ready_event = room.device.user_event(rests ? 3 : 1 << 30, {});
+      CHECK_THROWS_WITH_AS(backend.prepare(traits, member), "rank 1 has died", RankFailed);
+      CHECK(room.device.calls("cudaMemcpyAsync") == 1);
+      CHECK((backend.host_block(16).memory.get() == first) == rests);
+    }
+    CHECK(room.device.pinned.empty() == rests);
+  }
+}
+
 }  // namespace
 
 TEST_CASE(
@@ -235,7 +262,7 @@ TEST_CASE(
   Doubling host;
   BatchTraits traits;
   traits.device = {DeviceKind::Cuda, 0};
-  StagedBackend backend(room.device.table(), 0, 0, {&host}, room.arena, 0, nullptr, room.memory);
+  StagedBackend backend(room.device.table(), 0, 0, {&host}, room.arena, 0, {}, room.memory);
   std::vector<float> values{1, 2, 3};
   BatchMember member = Stage::member("t", values);
   backend.release(traits, backend.prepare(traits, member));
@@ -274,7 +301,7 @@ TEST_CASE(
   BatchTraits traits;
   traits.device = {DeviceKind::Cuda, 0};
   {
-    StagedBackend backend(room.device.table(), 0, 0, {&host}, room.arena, 0, nullptr, room.memory);
+    StagedBackend backend(room.device.table(), 0, 0, {&host}, room.arena, 0, {}, room.memory);
     std::vector<float> values(1000, 3);
     bool copied_first = false;
     BatchMember member = Stage::member("t", values);
