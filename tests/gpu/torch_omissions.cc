@@ -8,24 +8,28 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <hvd/torch.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
 #include <ATen/cuda/CUDAGraph.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "tests/gpu/double/work.h"
 #include "tests/gpu/mutations.h"
 
 namespace {
@@ -58,6 +62,24 @@ void synchronize() {
       torch::cuda::synchronize(device);
 }
 CUDAStream new_stream() { return c10::cuda::getStreamFromPool(false, hvd::local_device().index()); }
+
+/// Holds a stream up until it is opened.
+class Gate {
+ public:
+  explicit Gate(const CUDAStream& stream) {
+    using namespace hvd::gpu::test::cuda;
+    static auto* const enqueue =
+        reinterpret_cast<Enqueue*>(dlsym(RTLD_DEFAULT, "hvd_double_enqueue"));
+    const c10::cuda::CUDAGuard guard(stream.device());
+    expect(enqueue(stream.stream(),
+                   {{.name = "a gate"}, [open = open_] { return open->load(); }}) == cudaSuccess,
+           "a gate on a stream");
+  }
+  void open() { *open_ = true; }
+
+ private:
+  std::shared_ptr<std::atomic<bool>> open_ = std::make_shared<std::atomic<bool>>(false);
+};
 
 /// hvd is called with a device current that is not its own: that of this thread, or of a fresh one
 /// that has not touched any.
@@ -156,6 +178,55 @@ void run_late_results(bool captures) {
   expect(is_all(copy, 1), "a result that is made late");
 }
 
+/// The last to hold an operation, and its event, is a thread that does nothing else.
+void run_last_handle() {
+  const at::Tensor tensor = filled(1, {64});
+  synchronize();
+  const hvd::Buffer buffer{tensor.data_ptr(),
+                           hvd::DataType::Float32,
+                           {64},
+                           {hvd::DeviceKind::Cuda, hvd::local_device().index()}};
+  auto last = std::make_optional(
+      hvd::allreduce_async(buffer, buffer, {.name = "last", .op = hvd::ReduceOp::Average}));
+  last->wait();
+  synchronize();
+  hvd::barrier();
+  ::usleep(5000);  // hvd lets go of it
+  call(new_stream(), [&] { last.reset(); });
+  expect(is_all(tensor, 1), "what is reduced in place");
+}
+
+/// A rank dies while another's stream is held up: nobody else gets the memory of what that has
+/// submitted.
+void run_death() {
+  const CUDAStream stream = new_stream();
+  c10::cuda::setCurrentCUDAStream(stream);
+  auto mine = std::make_optional(filled(1, {1 << 20}));
+  hvd::allreduce(*mine, {.name = "both are there"});
+  synchronize();
+  Gate gate(stream);
+  auto handle = std::make_optional(hvd::allreduce_async_(*mine, {.name = "one dies"}));
+  while (!handle->done()) ::usleep(100);
+  hvd::barrier();
+  if (hvd::rank() == 1) ::_exit(0);
+  bool told = false;
+  try {
+    for (;;) hvd::barrier();
+  } catch (const hvd::RankFailed&) {
+    told = true;
+  }
+  expect(told, "the death of a rank to be told");
+  handle.reset();
+  mine.reset();
+  std::vector<at::Tensor> others;
+  for (int i = 0; i < 4; ++i) others.push_back(filled(2, {1 << 20}));
+  gate.open();
+  // and not for hvd's stream, which waits for the dead one where they share a GPU
+  stream.synchronize();
+  ::usleep(50'000);
+  for (const at::Tensor& tensor : others) expect(is_all(tensor, 2), "memory that was free");
+}
+
 /// Gradients come on two streams, and are used on the one that is current at the step.
 void run_optimizer() {
   const CUDAStream first = new_stream(), other = new_stream();
@@ -209,6 +280,10 @@ void run_prefetch() {
   synchronize();
   for (std::size_t i = 0; i < copies.size(); ++i)
     expect(is_all(copies[i], double(i)), "a batch that was read ahead");
+  // batches that nobody asks for any more
+  auto left = std::make_optional(batches.begin());
+  ::usleep(5000);
+  call(new_stream(), [&] { left.reset(); });
 }
 
 /// Parameters that differ are told, without a wait for the device in between.
@@ -237,10 +312,38 @@ void run_replica_guard() {
   synchronize();
 }
 
+/// A rank whose stream is held up compares what its parameters are, all the same, and lets go of
+/// the last copies in a thread that has touched no device.
+void run_late_parameters() {
+  if (hvd::size() < 2) return;
+  const CUDAStream stream = new_stream();
+  c10::cuda::setCurrentCUDAStream(stream);
+  Linear net(16, 16);
+  net->to(hvd::local_device());
+  torch::optim::SGD plain(net->parameters(), torch::optim::SGDOptions(0.1));
+  hvd::broadcast_parameters(*net, 0);
+  auto optimizer = std::make_unique<hvd::DistributedOptimizer>(plain, net->named_parameters());
+  const at::Tensor x = filled(1, {4, 16});
+  std::thread opener;
+  for (int step = 0; step < 5; ++step) {
+    net->forward(x).sum().backward();
+    std::optional<Gate> gate;
+    if (step == 3 && hvd::rank() == 1) gate.emplace(stream);
+    optimizer->step();
+    if (gate)
+      opener = std::thread([opened = *gate]() mutable { ::usleep(100'000), opened.open(); });
+    if (step != 3 || hvd::rank() == 0) synchronize();
+    optimizer->zero_grad();
+  }
+  if (opener.joinable()) opener.join();
+  synchronize();
+  call(new_stream(), [&] { optimizer.reset(); });
+}
+
 /// All of it.
 bool run_cases() {
   try {
-    ::alarm(60);
+    ::alarm(is_set("A_RANK_DIES") ? 30 : 60);
     torch::set_num_threads(1);
     hvd::init();
     if (is_set("USERS_DEVICE")) {
@@ -248,13 +351,19 @@ bool run_cases() {
       torch::ones({1}, at::Device(at::kCUDA, device));
       c10::cuda::set_device(device);
     }
-    run_collectives();
-    run_late_results(false);
-    run_late_results(true);
-    run_optimizer();
-    run_prefetch();
-    run_replica_guard();
-    if (is_set("USERS_DEVICE")) run_data_parallel();
+    if (is_set("A_RANK_DIES")) {
+      run_death();
+    } else {
+      run_collectives();
+      run_last_handle();
+      run_late_results(false);
+      run_late_results(true);
+      run_optimizer();
+      run_prefetch();
+      run_late_parameters();
+      run_replica_guard();
+      if (is_set("USERS_DEVICE")) run_data_parallel();
+    }
     call(new_stream(), hvd::shutdown);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "FAILED: %s\n", error.what());
@@ -285,20 +394,16 @@ int main(int arguments, char** values) {
       scenario("NCCL, the user's device", 1, "nccl", "2", "1", "USERS_DEVICE"),
       scenario("a shared GPU, 2 ranks", 2, "shared", "1", "0", ""),
       scenario("a shared GPU, 1 rank", 1, "shared", "2", "1", ""),
-      scenario("a shared GPU, the user's device", 1, "shared", "2", "1", "USERS_DEVICE")};
-  const std::string exchanged = "the guard makes LibTorch's event find its device, without a call";
-  const std::string other_device =
-      "an event goes whatever device is current, where both have a context";
+      scenario("a shared GPU, the user's device", 1, "shared", "2", "1", "USERS_DEVICE"),
+      scenario("NCCL, a rank that dies", 2, "nccl", "3", "2", "A_RANK_DIES"),
+      scenario("a shared GPU, a rank that dies", 2, "shared", "1", "0", "A_RANK_DIES")};
   const std::vector<Equivalent> equivalents{
-      {"device", "ReplicaComparer::stage", "the copy before has made the device current"},
-      {"device", "DeviceFeed::send", "each call in it names its device or its stream"},
-      {"device", "StreamEvent::~StreamEvent", exchanged},
-      {"device", "DeviceFeed::Mark, std::allocator", exchanged},
-      {"device", "NcclExecution::~NcclExecution", other_device},
-      {"device", "SharedGpuExecution::~SharedGpuExecution", other_device},
-      {"record", "comes_to_rest",
-       "what is given back next waits for the device itself, and for ever where that hangs"},
-      {"record", "ReplicaComparer::stage",
-       "the gradients of the next step, which are awaited before, come after the copy"}};
+      {"device", "ReplicaComparer::stage",
+       "of StreamEvent's, which is found elsewhere; here the copy has made the device current"},
+      {"device", "StreamEvent::~StreamEvent",
+       "here of one that was moved from; where there is an event it is a part of its owner, and "
+       "found"},
+      {"device", "DeviceFeed::send",
+       "the guard is there for its stream; each call in it names its device or its stream"}};
   return hvd::gpu::test::finds_mutations(scenarios, run_cases, equivalents, choice) ? 0 : 1;
 }

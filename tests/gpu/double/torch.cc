@@ -504,9 +504,10 @@ namespace {
 
 // ---- what libtorch_cuda tells LibTorch of the device
 
-/// What is freed is kept until the next allocation, as it may be the executor that lets go of it:
-/// `cudaFreeHost` waits for the streams. As in LibTorch, any device will do that has a context.
+/// What is freed is kept: `cudaFreeHost` waits for the streams, and LibTorch's allocator, which
+/// does not call it, for none. As in LibTorch, any device will do that has a context.
 struct PinnedAllocator final : at::Allocator {
+  static constexpr std::size_t kKept = 256;
   std::vector<void*> freed;
   std::mutex mutex;
 
@@ -520,7 +521,7 @@ struct PinnedAllocator final : at::Allocator {
     std::vector<void*> over;
     {
       const std::lock_guard lock(mutex);
-      over.swap(freed);
+      if (freed.size() > kKept) over.swap(freed);
     }
     for (void* const memory : over) C10_CUDA_CHECK(cudaFreeHost(memory));
     void* memory = nullptr;
