@@ -64,10 +64,12 @@ void Health::look_for_conflicts() {
     const bool was_polled = entry.pending->polled.exchange(false, std::memory_order_relaxed);
     if (entry.state != EntryState::Waiting || !entry.announced || now - entry.since < kConflictTime)
       return;
-    if (!was_polled && !entry.pending->waited_for.load(std::memory_order_relaxed)) return;
+    // Who polls is not blocked: nobody is to take it for that, unless the name has a conflict.
+    const bool is_ambiguous = table().is_ambiguous(entry.key.process_set, entry.key.name);
+    if (!entry.pending->waited_for.load(std::memory_order_relaxed) && !(was_polled && is_ambiguous))
+      return;
     parts_.board->rounds().set_stuck(entry.unit.id);
-    if (table().is_ambiguous(entry.key.process_set, entry.key.name))
-      names.insert({entry.key.process_set, entry.key.name});
+    if (is_ambiguous) names.insert({entry.key.process_set, entry.key.name});
   });
   for (const auto& [set, name] : names)
     if (table().sets().scope_of(set) == Scope::Domain) controller_.end_conflict_here(set, name);
