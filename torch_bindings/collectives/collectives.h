@@ -19,6 +19,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -61,6 +62,15 @@ std::vector<at::Tensor> grouped_allgather(const std::vector<at::Tensor>& tensors
                                           const AllgatherOptions& options = {});
 Handle<std::vector<at::Tensor>> grouped_allgather_async(const std::vector<at::Tensor>& tensors,
                                                         const AllgatherOptions& options = {});
+// In braces, so that empty ones are of tensors, and not of buffers.
+inline std::vector<at::Tensor> grouped_allgather(std::initializer_list<at::Tensor> tensors,
+                                                 const AllgatherOptions& options = {}) {
+  return grouped_allgather(std::vector<at::Tensor>(tensors), options);
+}
+inline Handle<std::vector<at::Tensor>> grouped_allgather_async(
+    std::initializer_list<at::Tensor> tensors, const AllgatherOptions& options = {}) {
+  return grouped_allgather_async(std::vector<at::Tensor>(tensors), options);
+}
 /// @}
 
 /// @{
@@ -84,6 +94,14 @@ std::vector<at::Tensor> grouped_reducescatter(const std::vector<at::Tensor>& ten
                                               const ReducescatterOptions& options = {});
 Handle<std::vector<at::Tensor>> grouped_reducescatter_async(
     const std::vector<at::Tensor>& tensors, const ReducescatterOptions& options = {});
+inline std::vector<at::Tensor> grouped_reducescatter(std::initializer_list<at::Tensor> tensors,
+                                                     const ReducescatterOptions& options = {}) {
+  return grouped_reducescatter(std::vector<at::Tensor>(tensors), options);
+}
+inline Handle<std::vector<at::Tensor>> grouped_reducescatter_async(
+    std::initializer_list<at::Tensor> tensors, const ReducescatterOptions& options = {}) {
+  return grouped_reducescatter_async(std::vector<at::Tensor>(tensors), options);
+}
 /// @}
 
 /// AlltoallOptions are those of alltoall.

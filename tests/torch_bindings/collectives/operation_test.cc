@@ -347,6 +347,17 @@ TEST_CASE("groups are all or nothing") {
   CHECK(same(mixed[2], reduced(all_data({5}, kHalf, everyone()), ReduceOp::Sum)));
 }
 
+TEST_CASE("a group in braces is one of tensors; an empty one is refused") {
+  CHECK_THROWS_AS(hvd::grouped_allreduce({}), hvd::InvalidArgument);
+  CHECK_THROWS_AS(hvd::grouped_allgather({}), hvd::InvalidArgument);
+  CHECK_THROWS_AS(hvd::grouped_allgather_async({}, {.name = "g"}), hvd::InvalidArgument);
+  CHECK_THROWS_AS(hvd::grouped_reducescatter({}), hvd::InvalidArgument);
+  CHECK_THROWS_AS(hvd::grouped_reducescatter_async({}), hvd::InvalidArgument);
+  const at::Tensor rows = torch::ones({hvd::size(), 2});
+  CHECK(same(hvd::grouped_allgather({rows, rows})[1], hvd::allgather(rows)));
+  CHECK(same(hvd::grouped_reducescatter_async({rows}).wait()[0], torch::ones({1, 2})));
+}
+
 TEST_CASE("several threads submit at once") {
   constexpr int kThreads = 4;
   constexpr int kRounds = 25;
