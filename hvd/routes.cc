@@ -58,8 +58,6 @@ bool is_batch(const Question& q) {
   return is_on_host(q) && !is_at_slot(q) && !is_lent(q) && !is_direct(q);
 }
 
-/// A barrier that is negotiated.
-bool is_empty(const Question& q) { return is_batch(q) && q.kind == OpKind::Barrier; }
 /// A batch within a host whose ranks take what they need.
 bool is_taking(const Question& q) { return is_batch(q) && q.hosts == 1 && routes::takes(q.kind); }
 bool is_copied(const Question& q) {
@@ -81,7 +79,9 @@ constexpr std::array<RouteRow, kRoutes> kRows{{
      "repeated, and a block holds input and result", is_at_slot},
     {Route::EachItsPart, "each its part", "each rank, out of the others' inputs",
      "what ranks get differs, or is much: all share the work",
-     [](const Question& q) { return is_empty(q) || is_lent(q) || is_taking(q); }},
+     [](const Question& q) { return is_lent(q) || is_taking(q); }},
+    {Route::Agreed, "agreement alone", "whoever completes the agreement", "nothing is to be moved",
+     [](const Question& q) { return is_batch(q) && q.kind == OpKind::Barrier; }},
     {Route::Claimed, "claimed chunks", "whichever rank claims a chunk",
      "a rank that is not scheduled holds nobody up",
      [](const Question& q) {
@@ -121,7 +121,6 @@ RouteChoice choose(const RouteQuestion& question) {
   const Route route =
       std::ranges::find_if(kRows, [&](const RouteRow& row) { return row.takes(question); })->route;
   if (route != Route::EachItsPart) return {route};
-  if (is_empty(question)) return {route, Access::Empty};
   if (is_lent(question)) return {route, Access::Lent};
   if (is_copied(question)) return {route, Access::Copied};
   return {route, has_rings(question) ? Access::Ring : Access::Read};
@@ -131,7 +130,7 @@ std::string_view name_of(Route route) { return kRows[static_cast<std::size_t>(ro
 
 std::string name_of(RouteChoice way) {
   static constexpr std::array<std::string_view, kAccesses> kNames{
-      "", ": leased", ": copied in", ": read where it lies", ": through rings", ": nothing"};
+      "", ": leased", ": copied in", ": read where it lies", ": through rings"};
   return std::string(name_of(way.route)).append(kNames[static_cast<std::size_t>(way.access)]);
 }
 

@@ -23,6 +23,7 @@ namespace hvd {
 enum class Route : std::uint8_t {
   AtSlot,       ///< the last rank to arrive does it for all, in blocks that stay
   EachItsPart,  ///< each takes its part of the others' inputs; an Access says how
+  Agreed,       ///< nothing but the agreement
   Claimed,      ///< chunks, each reduced by whichever rank claims it
   Adasum,       ///< the same with whole tensors; between hosts the sums of the hosts, in pairs
   Direct,       ///< the leaders of the hosts send each other what their hosts contribute
@@ -42,10 +43,9 @@ enum class Access : std::uint8_t {
   Copied,  ///< each owner copies its input into shared memory
   Read,    ///< where it lies, by the system unless it is shared memory
   Ring,    ///< the same, and owners copy ahead of their readers into rings
-  Empty,   ///< there are none: a barrier is over when it is agreed
 };
 /// The number of accesses.
-inline constexpr std::size_t kAccesses = static_cast<std::size_t>(Access::Empty) + 1;
+inline constexpr std::size_t kAccesses = static_cast<std::size_t>(Access::Ring) + 1;
 
 /// A RouteChoice is a way in all its details.
 struct RouteChoice {

@@ -82,8 +82,7 @@ RouteChoice expected_on_host(const RouteQuestion& q) {
   constexpr std::size_t k = 1024, m = k * k;
   const bool is_adasum = q.kind == OpKind::Allreduce && q.op == ReduceOp::Adasum;
   const std::size_t block = q.kind == OpKind::Allgather ? q.bytes * q.ranks : q.bytes;
-  if (q.kind == OpKind::Barrier)
-    return q.repeats ? RouteChoice{Route::AtSlot} : RouteChoice{Route::EachItsPart, Access::Empty};
+  if (q.kind == OpKind::Barrier) return {q.repeats ? Route::AtSlot : Route::Agreed};
   if (q.repeats && !is_adasum && block <= 16 * k) return {Route::AtSlot};
   if (q.kind == OpKind::Allreduce) return {is_adasum ? Route::Adasum : Route::Claimed};
   if (q.repeats && q.ranks > 1 && q.ranks <= 11 && q.bytes <= 512 * k)
@@ -112,31 +111,30 @@ bool is_direct(const RouteQuestion& q, std::size_t sent) {
   return block <= 64 * 1024 && sent <= (q.kind == OpKind::Alltoall ? 16 : 64) * 1024;
 }
 
-RouteChoice expected_between_hosts(const RouteQuestion& q) {
+Route expected_between_hosts(const RouteQuestion& q) {
   const std::size_t most = (q.ranks + q.hosts - 1) / q.hosts, others = q.hosts - 1;
   const bool is_raw = most == 1 || (q.op == ReduceOp::Average && is_integer(q.dtype));
   const std::size_t sent = q.bytes * others * (is_raw ? most : 1);
   switch (q.kind) {
     case OpKind::Barrier:
-      if (!is_direct(q, 0)) return {Route::EachItsPart, Access::Empty};
-      return {Route::Direct};
+      return is_direct(q, 0) ? Route::Direct : Route::Agreed;
     case OpKind::Allgather:
-      return {is_direct(q, q.bytes * most * others) ? Route::Direct : Route::Streams};
+      return is_direct(q, q.bytes * most * others) ? Route::Direct : Route::Streams;
     case OpKind::Alltoall:
-      return {is_direct(q, q.bytes * most * others) ? Route::Direct : Route::Streams};
+      return is_direct(q, q.bytes * most * others) ? Route::Direct : Route::Streams;
     case OpKind::Reducescatter:
-      return {is_direct(q, sent) ? Route::Direct : Route::Slices};
+      return is_direct(q, sent) ? Route::Direct : Route::Slices;
     case OpKind::Broadcast:
-      return {is_direct(q, q.bytes * others) ? Route::Direct : Route::Streams};
+      return is_direct(q, q.bytes * others) ? Route::Direct : Route::Streams;
     default:
-      if (q.op == ReduceOp::Adasum) return {Route::Adasum};
-      return {is_direct(q, sent) ? Route::Direct : Route::Slices};
+      if (q.op == ReduceOp::Adasum) return Route::Adasum;
+      return is_direct(q, sent) ? Route::Direct : Route::Slices;
   }
 }
 
 RouteChoice expected(const RouteQuestion& q) {
   if (q.memory == Memory::Gpu) return {q.machine.gpu.value_or(Route::Staged)};
-  return q.hosts == 1 ? expected_on_host(q) : expected_between_hosts(q);
+  return q.hosts == 1 ? expected_on_host(q) : RouteChoice{expected_between_hosts(q)};
 }
 
 std::string told(const RouteQuestion& q) {
