@@ -223,7 +223,7 @@ void run_death() {
   gate.open();
   // and not for hvd's stream, which waits for the dead one where they share a GPU
   stream.synchronize();
-  ::usleep(50'000);
+  ::usleep(200'000);
   for (const at::Tensor& tensor : others) expect(is_all(tensor, 2), "memory that was free");
 }
 
@@ -403,6 +403,8 @@ int main(int arguments, char** values) {
       {"device", "StreamEvent::~StreamEvent",
        "here of one that was moved from; where there is an event it is a part of its owner, and "
        "found"},
+      {"record", "hvd::gpu::comes_to_rest(",
+       "of ~SharedGpuBackend: all batches are over, or abort() has asked, where it is found"},
       {"device", "DeviceFeed::send",
        "the guard is there for its stream; each call in it names its device or its stream"}};
   return hvd::gpu::test::finds_mutations(scenarios, run_cases, equivalents, choice) ? 0 : 1;
