@@ -29,8 +29,8 @@ void Compression::refuse_memory(std::string_view what) const {
                                 : kind_ == Kind::TopK ? "topk"
                                                       : "powersgd";
   throw InvalidArgument(
-      formatted("{}: compression {} leaves out what it must remember for the next time; use it "
-                "with DistributedOptimizer or DistributedDataParallel, or none, fp16 or bf16 here",
+      formatted("{}: compression {} is for DistributedOptimizer, DistributedDataParallel and a "
+                "tensor's allreduce; use none, fp16 or bf16 here",
                 what, name));
 }
 

@@ -83,9 +83,10 @@ class Compression {
   [[nodiscard]] double ratio() const { return ratio_; }
   /// Returns the rank of powersgd; 0 otherwise.
   [[nodiscard]] int rank() const { return rank_; }
-  /// Returns whether it leaves out so much that it needs a memory.
+  /// Returns whether it leaves out values, which the optimizer's wrapper remembers for the next
+  /// step and a tensor's allreduce does not.
   [[nodiscard]] bool needs_memory() const { return kind_ >= Kind::Int8; }
-  /// Throws InvalidArgument if it needs a memory. `what` names the call that has none.
+  /// Throws InvalidArgument if it leaves out values. `what` names the call that cannot.
   void refuse_memory(std::string_view what) const;
   /// Returns the type in which a tensor of `dtype` travels: 16 bits for Float32 and Float64 with
   /// fp16 and bf16, otherwise `dtype`.
@@ -113,7 +114,7 @@ struct AllreduceOptions {
                                 ///< double, truncated toward zero)
   double postscale_factor = 1;  ///< multiplies the result after it, likewise
   ProcessSet process_set{};     ///< the ranks that take part
-  Compression compression{};    ///< none, fp16 or bf16
+  Compression compression{};    ///< raw buffers, persistent and sparse: none, fp16 or bf16
   /// From the call on (of a persistent operation from `start()` on): an operation, or group, that
   /// has not ended by then ends the world with a StallTimeout on all ranks, which says which ranks
   /// have not come, be it waited for or not. Ranks may differ. 0: none; such an operation takes no

@@ -6,7 +6,7 @@
 
 #include "hvd/engine/engine.h"
 #include "torch_bindings/collectives/collectives.h"
-#include "torch_bindings/collectives/into.h"
+#include "torch_bindings/collectives/in_place.h"
 #include "torch_bindings/collectives/operation.h"
 #include "torch_bindings/collectives/small_calls.h"
 #include "torch_bindings/collectives/tensors.h"

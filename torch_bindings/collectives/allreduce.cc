@@ -1,8 +1,18 @@
 // Allreduce of tensors.
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <utility>
+
+#include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
+#include "hvd/negotiation/values/signature.h"
+#include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/collectives.h"
+#include "torch_bindings/collectives/encodings.h"
 #include "torch_bindings/collectives/in_place.h"
 #include "torch_bindings/collectives/operation.h"
 #include "torch_bindings/collectives/small_calls.h"
@@ -24,8 +34,150 @@ detail::GradientRule allreduce_rule(const AllreduceOptions& options) {
   };
 }
 
+// Compression that leaves out values: each rank encodes its own, one allgather brings all to all,
+// and each rank adds them up in rank order, which gives all the same bits. Nothing is remembered.
+
+/// Returns the vectors that stand for a tensor.
+Tensors encoded(const at::Tensor& tensor, const AllreduceOptions& options) {
+  const Compression& way = options.compression;
+  at::Tensor values = detail::dense_of(tensor).to(detail::encoded_type(tensor));
+  if (options.prescale_factor != 1) values = values * options.prescale_factor;
+  const at::Tensor flat = values.view({-1});
+  if (!detail::is_encoded(way, tensor)) return {flat};
+  if (way.kind() == Compression::Kind::Int8) {
+    const std::int64_t rest = flat.numel() % detail::kInt8Block;
+    const at::Tensor blocks =
+        rest == 0 ? flat : at::constant_pad_nd(flat, {0, detail::kInt8Block - rest});
+    return {detail::encode_int8(blocks.view({-1, detail::kInt8Block})).view({-1})};
+  }
+  if (way.kind() == Compression::Kind::TopK) {
+    auto [places, chosen] = detail::largest(flat, way.ratio());
+    return {std::move(places), std::move(chosen)};
+  }
+  // Halko, Martinsson, Tropp 2011: the range of the matrix, by two steps from random columns.
+  const at::Tensor matrix = values.view({values.size(0), -1});
+  const auto rank = std::min<std::int64_t>({way.rank(), matrix.size(0), matrix.size(1)});
+  at::Tensor right = detail::random_columns({matrix.size(1), rank}, 1).to(matrix.options()), left;
+  for (int step = 0; step < 2; ++step) {
+    left = detail::orthonormal(matrix.mm(right));
+    right = matrix.t().mm(left);
+  }
+  return {left.reshape({-1}), right.reshape({-1})};
+}
+
+/// Returns what one rank's `parts` stand for, in the type that they were encoded from.
+at::Tensor decoded(const Tensors& parts, const at::Tensor& like, const Compression& way) {
+  const auto type = detail::encoded_type(like);
+  if (!detail::is_encoded(way, like)) return parts[0].view(like.sizes());
+  if (way.kind() == Compression::Kind::Int8)
+    return detail::decode_int8(parts[0].view({-1, detail::kInt8Row}), type)
+        .view({-1})
+        .narrow(0, 0, like.numel())
+        .view(like.sizes());
+  if (way.kind() == Compression::Kind::TopK)
+    return at::zeros({like.numel()}, parts[1].options())
+        .index_add_(0, parts[0], parts[1])
+        .view(like.sizes());
+  const std::int64_t rows = like.size(0), columns = like.numel() / rows;
+  return detail::low_rank_product(parts[0].view({rows, -1}), parts[1].view({columns, -1}))
+      .view(like.sizes());
+}
+
+/// Returns what has to be the same on all ranks, in words.
+std::string terms_of(const Tensors& tensors, const AllreduceOptions& options) {
+  std::string text =
+      formatted("{}, {}, scales {} and {}", detail::words_of(options.compression),
+                name_of(options.op), options.prescale_factor, options.postscale_factor);
+  for (const at::Tensor& tensor : tensors) text += ", " + detail::describe(tensor);
+  return text;
+}
+/// Throws Mismatch, on all ranks, if they said different terms.
+void check_terms(const Operation& operation, const std::string& name, std::span<const int> ranks) {
+  const at::Tensor all = operation.received.front().cpu();
+  const auto* next = static_cast<const char*>(all.const_data_ptr());
+  std::vector<std::string> said;
+  for (const std::int64_t bytes : operation.rows->front())
+    next = said.emplace_back(next, static_cast<std::size_t>(bytes)).size() + next;
+  if (std::adjacent_find(said.begin(), said.end(), std::not_equal_to<>()) != said.end())
+    throw Mismatch(formatted("{}: differs between ranks: {}",
+                             detail::title("allreduce", name, {operation.given.front()}, 0),
+                             grouped_by_rank(ranks, said)));
+}
+
+/// Returns the results of all ranks' parts.
+Tensors sums(const Operation& operation, const AllreduceOptions& options, std::size_t ranks) {
+  const at::NoGradGuard no_gradient;
+  Tensors results;
+  std::size_t next = 1;  // after the terms
+  for (const at::Tensor& given : operation.given) {
+    const std::size_t count = detail::is_encoded(options.compression, given) &&
+                                      options.compression.kind() != Compression::Kind::Int8
+                                  ? 2
+                                  : 1;
+    at::Tensor sum;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      Tensors parts;
+      for (std::size_t part = next; part < next + count; ++part) {
+        const std::int64_t length = operation.sent[part].numel();
+        parts.push_back(
+            operation.received[part].narrow(0, static_cast<std::int64_t>(rank) * length, length));
+      }
+      const at::Tensor values = decoded(parts, given, options.compression);
+      sum = rank == 0 ? values.clone() : sum.add_(values);
+    }
+    next += count;
+    if (options.op == ReduceOp::Average) sum.div_(static_cast<std::int64_t>(ranks));
+    if (options.postscale_factor != 1) sum.mul_(options.postscale_factor);
+    results.push_back(sum.to(given.scalar_type()));
+  }
+  return results;
+}
+
+std::shared_ptr<Operation> lossy_allreduction(const Tensors& tensors,
+                                              const AllreduceOptions& options, Form form) {
+  detail::check_group(tensors, "allreduce", options.name, form);
+  const auto refuse = [&](std::size_t i, const char* why) {
+    throw InvalidArgument(formatted("{}: compression {} {}",
+                                    detail::title("allreduce", options.name, tensors, i),
+                                    detail::words_of(options.compression), why));
+  };
+  if (options.op != ReduceOp::Average && options.op != ReduceOp::Sum)
+    refuse(0, "goes with Average and Sum alone");
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (!at::isFloatingType(tensors[i].scalar_type()))
+      refuse(i, "takes floating point alone; give other types a group of their own");
+  const AllgatherOptions gather{
+      .name = options.name, .process_set = options.process_set, .deadline = options.deadline};
+  auto operation = std::make_shared<Operation>();
+  operation->given = tensors;
+  operation->in_place = form == Form::InPlace;
+  operation->submission = request(OpKind::Allgather, gather, detail::device_of(tensors.front()));
+  if (form == Form::Fresh && detail::needs_gradient(tensors))
+    operation->backward = allreduce_rule(options);
+  const at::NoGradGuard no_gradient;
+  const std::string terms = terms_of(tensors, options);
+  const at::Tensor bytes = at::empty({static_cast<std::int64_t>(terms.size())}, at::kByte);
+  std::memcpy(bytes.mutable_data_ptr(), terms.data(), terms.size());
+  operation->add(bytes.to(tensors.front().device()), {}, "allreduce");
+  for (const at::Tensor& tensor : tensors)
+    for (const at::Tensor& part : encoded(tensor, options)) operation->add(part, {}, "allreduce");
+  detail::allocate_rows(operation);
+  operation->results.resize(operation->sent.size());
+  operation->decode = [options, ranks = options.process_set.ranks()](const Operation& done) {
+    check_terms(done, options.name, ranks);
+    return sums(done, options, ranks.size());
+  };
+  return operation;
+}
+
 std::shared_ptr<Operation> allreduction(const Tensors& tensors, const AllreduceOptions& options,
                                         Form form) {
+  const auto is_floating = [](const at::Tensor& tensor) {
+    return tensor.defined() && at::isFloatingType(tensor.scalar_type());
+  };
+  if (options.compression.needs_memory() &&
+      std::any_of(tensors.begin(), tensors.end(), is_floating))
+    return lossy_allreduction(tensors, options, form);
   return detail::operation_of_same_shapes(OpKind::Allreduce, tensors, options, form,
                                           options.compression, allreduce_rule);
 }

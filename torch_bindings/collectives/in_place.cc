@@ -1,9 +1,13 @@
 #include "torch_bindings/collectives/in_place.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <torch/torch.h>
 
 #include <algorithm>
 #include <cstdint>
+
+#include "hvd/api/request.h"
+#include "torch_bindings/collectives/tensors.h"
 
 namespace hvd::detail {
 
@@ -28,6 +32,12 @@ std::vector<bool> sharing_memory(const Tensors& dense) {
     end = std::max(end, begin + dense[i].nbytes());
   }
   return shares;
+}
+
+std::string into(OpKind kind) { return std::string(name_of(kind)) + "_into"; }
+
+bool is_contiguous_memory(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
 }  // namespace
@@ -88,6 +98,76 @@ void add_given(Operation& operation, const Compression& compression) {
       operation.results.push_back(output);
     }
   }
+}
+
+Buffer buffer_of(const at::Tensor& dense, const std::string& what) {
+  return {const_cast<void*>(dense.const_data_ptr()), data_type_of(dense, what), shape_of(dense),
+          detail::device_of(dense)};
+}
+
+Target::Target(at::Tensor output, const at::Tensor& input, OpKind kind, const std::string& name)
+    : output_(std::move(output)), input_(input), kind_(kind), name_(name) {
+  const std::string what = into(kind);
+  check_group({input_}, what, name, Form::Fresh);
+  if (!output_.defined())
+    throw InvalidArgument(formatted("{} '{}': the output is an undefined tensor", what, name));
+  check_group({output_}, what + " (output)", name, Form::InPlace);
+  connects_ = needs_gradient({input_, output_});
+  if (!connects_) return;
+  if (output_.requires_grad() &&
+      (output_.is_leaf() || (output_.is_view() && output_._base().is_leaf())))
+    throw InvalidArgument(
+        formatted("{} '{}': the output is a leaf that requires a gradient, or a view of one; call "
+                  "it under torch::NoGradGuard to write to it as data",
+                  what, name));
+  refuse_several_views(output_, what, name);
+}
+
+bool Target::fits_small_calls() const {
+  if (!is_plain(input_) || !is_plain(output_) || !is_small(input_, kind_) || input_.dim() == 0 ||
+      input_.dim() != output_.dim())
+    return false;
+  if (input_.scalar_type() != output_.scalar_type() ||
+      input_.sizes().slice(1) != output_.sizes().slice(1))
+    return false;
+  return !overlap(buffer_of(output_, into(kind_)), buffer_of(input_, into(kind_)));
+}
+
+std::shared_ptr<Operation> Target::operation(const ProcessSet& set,
+                                             const std::vector<std::int64_t>& splits) const {
+  const std::string what = into(kind_);
+  const at::NoGradGuard no_gradient;
+  at::Tensor from = dense_of(input_);
+  const at::Tensor to = is_contiguous_memory(output_)
+                            ? output_.detach()
+                            : at::empty(output_.sizes(), output_.options().requires_grad(false));
+  check_output(kind_, name_, buffer_of(to, what), buffer_of(from, what), set, splits);
+  if (overlap(buffer_of(to, what), buffer_of(from, what))) from = from.clone();
+  auto operation = std::make_shared<Operation>();
+  operation->given = {output_};
+  operation->in_place = true;
+  Submission& submission = operation->submission;
+  submission.kind = kind_;
+  submission.name = name_;
+  submission.process_set = set.id();
+  submission.device = detail::device_of(from);
+  operation->add(from, {}, what);
+  submission.tensors.front().splits = splits;
+  if (kind_ != OpKind::Reducescatter && to.dim() > 0)
+    submission.tensors.front().output_rows = to.size(0);
+  submission.allocate = [data = to.mutable_data_ptr()](std::size_t /*index*/,
+                                                       std::int64_t /*rows*/) { return data; };
+  operation->received.front() = to;
+  operation->results = {is_contiguous_memory(output_) ? to : output_};
+  return operation;
+}
+
+Handle<Tensors> Target::start(const std::shared_ptr<Operation>& operation, After after,
+                              GradientRule rule) const {
+  auto handle = detail::start(operation, after);
+  if (after == After::Wait) handle.wait();
+  if (connects_) write_history(output_, input_, std::move(rule));
+  return handle;
 }
 
 }  // namespace hvd::detail

@@ -97,6 +97,10 @@ Tensors finish(const std::shared_ptr<Operation>& operation, const HandleState& p
       if (!operation->results[i].is_same(used[i])) used.push_back(operation->results[i]);
     operation->point->hand_over(used, pending.completions);
   }
+  if (operation->decode) {
+    operation->received = operation->decode(*operation);
+    operation->results = operation->in_place ? operation->given : operation->received;
+  }
   for (std::size_t i = 0; i < operation->results.size(); ++i) {
     if (!operation->received[i].defined()) continue;
     if (!operation->results[i].is_same(operation->received[i])) {

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -38,6 +39,8 @@ struct Operation {
   std::string lack;  ///< why the results are on the host, for lack of memory; thrown by `wait()`
   using Rows = std::vector<std::vector<std::int64_t>>;
   std::shared_ptr<Rows> rows = std::make_shared<Rows>();  ///< as in HandleState, once it is done
+  /// Makes of what was received what becomes of each given tensor; empty where that is the same.
+  std::function<Tensors(const Operation&)> decode;
 
   void add(const at::Tensor& to_send, const at::Tensor& to_receive, std::string_view what);
 };

@@ -8,7 +8,7 @@
 
 #include "torch_bindings/collectives/collectives.h"
 #include "torch_bindings/collectives/history.h"
-#include "torch_bindings/collectives/into.h"
+#include "torch_bindings/collectives/in_place.h"
 #include "torch_bindings/collectives/operation.h"
 
 namespace hvd {

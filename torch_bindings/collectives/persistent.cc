@@ -13,7 +13,7 @@
 #include "hvd/negotiation/values/signature.h"
 #include "hvd/negotiation/values/unit_names.h"
 #include "torch_bindings/collectives/collectives.h"
-#include "torch_bindings/collectives/into.h"
+#include "torch_bindings/collectives/in_place.h"
 #include "torch_bindings/collectives/operation.h"
 #include "torch_bindings/collectives/small_calls.h"
 

@@ -13,27 +13,9 @@
 #include "hvd/negotiation/values/signature.h"
 #include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/collectives.h"
+#include "torch_bindings/collectives/encodings.h"
 
 namespace hvd {
-
-namespace {
-
-std::string words_of(const Compression& compression) {
-  switch (compression.kind()) {
-    case Compression::Kind::Int8:
-      return "int8";
-    case Compression::Kind::TopK:
-      return formatted("topk({})", compression.ratio());
-    default:
-      return formatted("powersgd({})", compression.rank());
-  }
-}
-
-at::ScalarType memory_type(const at::Tensor& parameter) {
-  return parameter.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
-}  // namespace
 
 struct GradientCompressor::Living {
   std::mutex mutex;
@@ -63,14 +45,7 @@ GradientCompressor::Living& GradientCompressor::living() {
 }
 
 bool GradientCompressor::takes(const Compression& compression, const at::Tensor& parameter) {
-  if (!compression.needs_memory() || !at::isFloatingType(parameter.scalar_type()) ||
-      parameter.numel() == 0)
-    return false;
-  if (compression.kind() != Compression::Kind::PowerSgd) return true;
-  if (parameter.dim() < 2) return false;
-  const std::int64_t rows = parameter.size(0);
-  const std::int64_t columns = parameter.numel() / rows;
-  return compression.rank() * (rows + columns) < rows * columns;
+  return detail::is_encoded(compression, parameter);
 }
 
 std::unique_ptr<GradientCompressor> GradientCompressor::make(Terms terms, Parameters parameters) {
@@ -87,8 +62,8 @@ GradientCompressor::GradientCompressor(Terms terms, Parameters parameters)
       ranks_(terms_.process_set.size()),
       self_(terms_.process_set.rank()) {
   for (const auto& [name, parameter] : parameters_)
-    residuals_.push_back(at::zeros_like(
-        parameter, parameter.options().requires_grad(false).dtype(memory_type(parameter))));
+    residuals_.push_back(at::zeros_like(parameter, parameter.options().requires_grad(false).dtype(
+                                                       detail::encoded_type(parameter))));
   const std::lock_guard lock(living().mutex);
   living().all.insert(this);
 }
@@ -213,7 +188,7 @@ void GradientCompressor::check_alike() {
 void GradientCompressor::refuse_differing(std::size_t place) const {
   const auto& [own, parameter] = parameters_[place];
   const std::string mine =
-      formatted("{} by {}", detail::describe(parameter), words_of(terms_.compression));
+      formatted("{} by {}", detail::describe(parameter), detail::words_of(terms_.compression));
   std::istringstream lines(
       detail::said_by_all(mine + "\n", name("differences"), terms_.process_set));
   std::vector<std::string> said;

@@ -2,12 +2,11 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <map>
 #include <utility>
 
 #include "torch_bindings/collectives/collectives.h"
+#include "torch_bindings/collectives/encodings.h"
 #include "torch_bindings/collectives/tensors.h"
 #include "torch_bindings/gradients/compressor.h"
 
@@ -16,31 +15,12 @@ namespace hvd {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
+using detail::decode_int8, detail::encode_int8, detail::kInt8Block, detail::kInt8Row;
 
 /// Drops what was remembered where it is not finite.
 void drop_not_finite(at::Tensor& memory) { memory.nan_to_num_(0, 0, 0); }
 
 // -------------------------------------------------------------------------------------------- int8
-
-constexpr std::int64_t kBlock = 256;
-constexpr std::int64_t kRow =
-    kBlock + static_cast<std::int64_t>(sizeof(float));  ///< values, and the bytes of their scale
-
-/// [blocks, 256] of fp32 or fp64 as [blocks, 260] of int8.
-at::Tensor encode(const at::Tensor& blocks) {
-  at::Tensor scales = blocks.abs().amax(1, true).div_(127).to(at::kFloat);
-  // too small to divide by: all is left for the next time
-  scales.masked_fill_(scales.lt(std::numeric_limits<float>::min()), 0);
-  const at::Tensor wide = scales.to(blocks.scalar_type());
-  at::Tensor steps = blocks * at::where(wide.gt(0), wide.reciprocal(), at::zeros_like(wide));
-  // their scale says what they are
-  if (!scales.isfinite().all().item<bool>()) drop_not_finite(steps);
-  return at::cat({steps.round_().clamp_(-127, 127).to(at::kChar), scales.view(at::kChar)}, 1);
-}
-at::Tensor decode(const at::Tensor& rows, at::ScalarType type) {
-  const at::Tensor scales = rows.narrow(1, kBlock, sizeof(float)).contiguous().view(at::kFloat);
-  return rows.narrow(1, 0, kBlock).to(type).mul_(scales.to(type));
-}
 
 /// Gradients of one type on one device travel as one row of blocks; each starts a block. Rank r
 /// sums up the r-th part of the blocks.
@@ -54,7 +34,7 @@ class Int8Compressor : public GradientCompressor {
           {residuals_[i].device().str(), residuals_[i].scalar_type()}, parts_.size());
       if (added) parts_.emplace_back();
       Part& part = parts_[place->second];
-      const std::int64_t blocks = (residuals_[i].numel() + kBlock - 1) / kBlock;
+      const std::int64_t blocks = (residuals_[i].numel() + kInt8Block - 1) / kInt8Block;
       part.members.push_back({i, part.blocks, blocks});
       part.blocks += blocks;
     }
@@ -62,10 +42,10 @@ class Int8Compressor : public GradientCompressor {
       const auto options = residuals_[part.members.front().number].options();
       part.own = part.blocks / ranks_ + (self_ < part.blocks % ranks_ ? 1 : 0);
       part.begin = part.blocks / ranks_ * self_ + std::min(self_, part.blocks % ranks_);
-      part.of_sums = at::zeros({part.own, kBlock}, options);
+      part.of_sums = at::zeros({part.own, kInt8Block}, options);
       part.splits = at::full({ranks_}, part.blocks / ranks_, at::kLong);
       part.splits.narrow(0, 0, part.blocks % ranks_).add_(1);
-      part.values = at::zeros({part.blocks, kBlock}, options);
+      part.values = at::zeros({part.blocks, kInt8Block}, options);
     }
   }
 
@@ -116,8 +96,8 @@ class Int8Compressor : public GradientCompressor {
           .copy_(detail::in_memory_order(residuals_[member.number]));
     for (const auto& member : absent) part.values.narrow(0, member.begin, member.blocks).zero_();
 
-    const at::Tensor sent = encode(part.values);
-    const at::Tensor left = part.values.sub(decode(sent, type));
+    const at::Tensor sent = encode_int8(part.values);
+    const at::Tensor left = part.values.sub(decode_int8(sent, type));
     for (const auto& member : present) {
       at::Tensor residual = detail::in_memory_order(residuals_[member.number]);
       residual.copy_(elements(left, member, residual.numel()));
@@ -125,17 +105,17 @@ class Int8Compressor : public GradientCompressor {
     }
     AlltoallOptions to_owners{
         .name = name("values.") + number, .splits = part.splits, .process_set = terms_.process_set};
-    const at::Tensor received = alltoall(sent, to_owners).output.view({ranks_, part.own, kRow});
+    const at::Tensor received = alltoall(sent, to_owners).output.view({ranks_, part.own, kInt8Row});
     count_alltoall(sent.nbytes());
-    at::Tensor sum = decode(received[0], type);
-    for (std::int64_t rank = 1; rank < ranks_; ++rank) sum.add_(decode(received[rank], type));
+    at::Tensor sum = decode_int8(received[0], type);
+    for (std::int64_t rank = 1; rank < ranks_; ++rank) sum.add_(decode_int8(received[rank], type));
     sum = finish(sum).add_(part.of_sums);
-    const at::Tensor rounded = encode(sum);
-    sum.sub_(decode(rounded, type));
+    const at::Tensor rounded = encode_int8(sum);
+    sum.sub_(decode_int8(rounded, type));
     drop_not_finite(sum);
     for (const auto& member : absent) keep(part, member, sum);
     part.of_sums.copy_(sum);
-    const at::Tensor all = decode(
+    const at::Tensor all = decode_int8(
         allgather(rounded, {.name = name("sums.") + number, .process_set = terms_.process_set}),
         type);
     count_allgather(rounded.nbytes());
@@ -171,21 +151,13 @@ class TopKCompressor : public GradientCompressor {
     std::vector<Sent> under_way;
     for (const auto i : active) {
       at::Tensor values = detail::in_memory_order(residuals_[i]);
-      const auto count = std::clamp<std::int64_t>(
-          static_cast<std::int64_t>(
-              std::ceil(terms_.compression.ratio() * static_cast<double>(values.numel()))),
-          1, values.numel());
-      const at::Tensor places = std::get<1>(values.abs().topk(count, 0, true, false));
-      const at::Tensor chosen = values.index_select(0, places);
-      values.index_fill_(0, places, 0);
-      const bool narrow = values.numel() <= std::numeric_limits<std::int32_t>::max();
-      const at::Tensor travelling = narrow ? places.to(at::kInt) : places;
-      under_way.push_back(
-          {grouped_allgather_async({travelling, chosen},
-                                   {.name = name("values of ") + parameters_[i].first,
-                                    .process_set = terms_.process_set}),
-           count});
-      count_allgather(travelling.nbytes() + chosen.nbytes());
+      const auto [places, chosen] = detail::largest(values, terms_.compression.ratio());
+      values.index_fill_(0, places.to(at::kLong), 0);
+      under_way.push_back({grouped_allgather_async(
+                               {places, chosen}, {.name = name("values of ") + parameters_[i].first,
+                                                  .process_set = terms_.process_set}),
+                           places.numel()});
+      count_allgather(places.nbytes() + chosen.nbytes());
     }
     Tensors results;
     for (std::size_t a = 0; a < active.size(); ++a) {
@@ -203,58 +175,6 @@ class TopKCompressor : public GradientCompressor {
 };
 
 // ---------------------------------------------------------------------------------------- powersgd
-
-/// Makes the columns of [rows, columns] orthonormal (modified Gram-Schmidt). Plain loops: the same
-/// bits on all ranks, whatever number of threads each has. Columns with nothing of their own become
-/// zero; returns which.
-template <class T>
-std::vector<std::int64_t> orthonormalise(at::Tensor& matrix) {
-  auto p = matrix.accessor<T, 2>();
-  const std::int64_t rows = matrix.size(0);
-  std::vector<std::int64_t> empty;
-  for (std::int64_t j = 0; j < matrix.size(1); ++j) {
-    double before = 0;
-    for (std::int64_t row = 0; row < rows; ++row)
-      before += static_cast<double>(p[row][j]) * static_cast<double>(p[row][j]);
-    for (std::int64_t i = 0; i < j; ++i) {
-      double dot = 0;
-      for (std::int64_t row = 0; row < rows; ++row)
-        dot += static_cast<double>(p[row][i]) * static_cast<double>(p[row][j]);
-      for (std::int64_t row = 0; row < rows; ++row)
-        p[row][j] =
-            static_cast<T>(static_cast<double>(p[row][j]) - dot * static_cast<double>(p[row][i]));
-    }
-    double after = 0;
-    for (std::int64_t row = 0; row < rows; ++row)
-      after += static_cast<double>(p[row][j]) * static_cast<double>(p[row][j]);
-    constexpr double kRounding = 16 * static_cast<double>(std::numeric_limits<T>::epsilon());
-    const bool none = !(std::sqrt(after) > kRounding * std::sqrt(before));
-    const double scale = none ? 0 : 1 / std::sqrt(after);
-    for (std::int64_t row = 0; row < rows; ++row)
-      p[row][j] = static_cast<T>(static_cast<double>(p[row][j]) * scale);
-    if (none) empty.push_back(j);
-  }
-  return empty;
-}
-
-/// P Q^T, in plain loops for the same reason.
-template <class T>
-at::Tensor product(const at::Tensor& left, const at::Tensor& right) {
-  const auto p = left.accessor<T, 2>();
-  const at::Tensor transposed = right.t().contiguous();
-  const auto q = transposed.accessor<T, 2>();
-  at::Tensor result = at::zeros({left.size(0), right.size(0)}, left.options());
-  auto* to = result.mutable_data_ptr<T>();
-  for (std::int64_t row = 0; row < left.size(0); ++row, to += right.size(0)) {
-    for (std::int64_t j = 0; j < left.size(1); ++j) {
-      const T factor = p[row][j];
-      const T* from = q[j].data();
-      for (std::int64_t column = 0; column < right.size(0); ++column)
-        to[column] += factor * from[column];
-    }
-  }
-  return result;
-}
 
 class PowerSgdCompressor : public GradientCompressor {
  public:
@@ -285,14 +205,9 @@ class PowerSgdCompressor : public GradientCompressor {
       left.push_back(matrices.back().mm(right_[i]));
     }
     average(left, "left");
-    std::vector<std::vector<std::int64_t>> empty;
+    std::vector<std::vector<std::int64_t>> empty(active.size());
     for (std::size_t a = 0; a < active.size(); ++a) {
-      at::Tensor here = left[a].cpu();
-      empty.push_back(here.scalar_type() == at::kDouble ? orthonormalise<double>(here)
-                                                        : orthonormalise<float>(here));
-      if (!left[a].isfinite().all().item<bool>())
-        here.fill_(std::numeric_limits<double>::quiet_NaN());
-      left[a] = here.to(left[a].device());
+      left[a] = detail::orthonormal(left[a], &empty[a]);
       right.push_back(matrices[a].t().mm(left[a]));
     }
     average(right, "right");
@@ -305,9 +220,8 @@ class PowerSgdCompressor : public GradientCompressor {
  private:
   /// The same on all ranks, and nobody else's random numbers.
   [[nodiscard]] at::Tensor random(at::IntArrayRef sizes, std::size_t parameter) const {
-    const auto seed =
-        static_cast<std::uint64_t>(steps_.item<std::int64_t>()) * 1'000'003 + parameter + 1;
-    return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kDouble));
+    return detail::random_columns(
+        sizes, static_cast<std::uint64_t>(steps_.item<std::int64_t>()) * 1'000'003 + parameter + 1);
   }
 
   void average(Tensors& tensors, const char* part) {
@@ -327,14 +241,7 @@ class PowerSgdCompressor : public GradientCompressor {
   at::Tensor take_in(std::size_t i, const at::Tensor& left, const at::Tensor& right,
                      const std::vector<std::int64_t>& empty) {
     at::Tensor& residual = residuals_[i];
-    at::Tensor mean;
-    if (!left.is_cpu()) {
-      mean = left.mm(right.t());
-    } else {
-      mean = left.scalar_type() == at::kDouble ? product<double>(left, right)
-                                               : product<float>(left, right);
-    }
-    mean = mean.view(residual.sizes());
+    at::Tensor mean = detail::low_rank_product(left, right).view(residual.sizes());
     if (right.isfinite().all().item<bool>()) {
       right_[i].copy_(right);
       // or it stayed empty for ever
