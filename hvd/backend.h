@@ -131,7 +131,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  /// Returns "shm", "mpi", "nccl": what timelines call it.
+  /// Returns "shm", "mpi", "nccl"...: what timelines call it.
   virtual std::string_view name() const = 0;
   /// Returns whether it can run such batches. Depends on the arguments alone, so that every rank
   /// chooses the same backend.

@@ -40,7 +40,8 @@ struct Config {
   /// Tensors known at once, all process sets together (HVD_CACHE_CAPACITY, default 65536; in the
   /// variable, Horovod's for a mere cache, less counts as that; here at least 16). The least
   /// recently used name is forgotten when there are more, and introduced anew when it is used
-  /// again. More in flight, or in a group, are refused. Raised: 16 bytes per tensor and local rank.
+  /// again. More in flight, or in a group, are refused. Each costs 128 bytes per
+  /// local rank once it is used.
   std::uint32_t cache_capacity = 65536;
 
   /// Accepted for Horovod's sake, and without effect here: there is no cycle (HVD_CYCLE_TIME,
@@ -107,7 +108,7 @@ struct Config {
   /// none). None: nothing is registered, and gradients lie where they are reduced, so that they
   /// need no packing. Buffer, window: all that travels fused is packed into a buffer that is
   /// registered with NCCL (ncclCommRegister), or that is a symmetric window
-  /// (ncclCommWindowRegister, from NCCL 2.27 on; before, as buffer): NCCL then needs fewer steps
+  /// (ncclCommWindowRegister, from NCCL 2.29.7 on; before, as buffer): NCCL then needs fewer steps
   /// and fewer of the GPU's multiprocessors, where NVLink or the network's switches can do their
   /// part.
   NcclRegistration nccl_registration = NcclRegistration::None;

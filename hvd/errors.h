@@ -45,7 +45,8 @@ struct Joined : Error {
 struct RankFailed : Error {
   using Error::Error;
 };
-/// StallTimeout: a tensor waited longer than the stall shutdown time.
+/// StallTimeout: a tensor waited longer than the stall shutdown time, or its
+/// deadline.
 struct StallTimeout : Error {
   using Error::Error;
 };

@@ -388,7 +388,7 @@ void barrier(const ProcessSet& process_set = {});
 
 /// Sends `buffer` to one rank, which receives it by recv with this tag: messages between two ranks
 /// with one tag in the order in which they were sent. Returns when the buffer may be used again: of
-/// up to 8 KiB (Limit::EagerBytes) mostly at once, otherwise when it has been received. Throws
+/// up to 8 KiB (4 with many ranks) mostly at once, otherwise when it has been received. Throws
 /// InvalidArgument at the call: no such rank, kAnyPeer, a negative tag, memory of a GPU; Mismatch
 /// where it has waited for a recv of another type or number of elements, which is thrown there too;
 /// Shutdown if the receiver has called `shutdown()` and has no recv for it, or this rank has; and

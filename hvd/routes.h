@@ -113,7 +113,7 @@ inline constexpr std::array<LimitRow, kLimitCount> kLimits{{
      "13); beyond: no record"},
     {Limit::LentRanks, 11, "ranks of a round with leased blocks",
      "the inline data on the board has room for the places of so many blocks",
-     "no measurement: 88 bytes of 8 each"},
+     "no measurement: 88 bytes, 8 for each block"},
     {Limit::DirectHosts, 8, "hosts whose leaders send each other what they contribute",
      "each sends to each: with more hosts the tree has fewer messages on each line",
      "2 hosts, 4 B: 42 us by way of the tree, 19 directly; more hosts: no record"},
@@ -155,7 +155,7 @@ inline constexpr std::array<LimitRow, kLimitCount> kLimits{{
      "128 KiB: 9.5 us by the system, 1.1 by itself"},
     {Limit::CopiedToReduceBytes, std::size_t{1} << 20, "bytes of a reducescatter's input, likewise",
      "it has no rings: what is read is reduced as it comes",
-     "no record; where reading is not slow, 256 KiB staged 52 to 62 us, read 20"},
+     "no record; where reading is not slow, 256 KiB copied in 52 to 62 us, read 20"},
     {Limit::HelpedBytes, std::size_t{2} << 20,
      "bytes from which on the root of a broadcast helps its reader with a ring",
      "below it the owner of memory is no help to who reads it",
@@ -273,12 +273,10 @@ constexpr std::size_t relays(OpKind kind, std::size_t bytes, std::size_t ranks,
                      (machine.is_slow || (readers == 1 && machine.has_core))
                  ? 1
                  : 0;
-    case OpKind::Allgather:
-      return machine.is_slow ? 1 : 0;
+    case OpKind::Allgather: return machine.is_slow ? 1 : 0;
     case OpKind::Alltoall:
       return machine.is_slow && bytes >= limit(Limit::RelayPieceBytes) * ranks ? readers : 0;
-    default:
-      return 0;
+    default: return 0;
   }
 }
 /// Returns whether copies are stored past the caches. `bytes`: that all ranks get together.

@@ -20,14 +20,11 @@ constexpr const char* kColumns =
 double bus_factor(Collective collective, int ranks) {
   const double n = ranks;
   switch (collective) {
-    case Collective::Allreduce:
-      return 2 * (n - 1) / n;
+    case Collective::Allreduce: return 2 * (n - 1) / n;
     case Collective::Allgather:
     case Collective::Alltoall:
-    case Collective::Reducescatter:
-      return (n - 1) / n;
-    default:
-      return 1;
+    case Collective::Reducescatter: return (n - 1) / n;
+    default: return 1;
   }
 }
 

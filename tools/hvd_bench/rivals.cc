@@ -13,14 +13,10 @@ constexpr std::size_t kMostPerCall = std::size_t{1} << 30;  // MPI counts are in
 MPI_Op mpi_op(hvd::DataType dtype, hvd::ReduceOp op) {
   if (dtype == hvd::DataType::Bool) return op == hvd::ReduceOp::Min ? MPI_LAND : MPI_LOR;
   switch (op) {
-    case hvd::ReduceOp::Min:
-      return MPI_MIN;
-    case hvd::ReduceOp::Max:
-      return MPI_MAX;
-    case hvd::ReduceOp::Product:
-      return MPI_PROD;
-    default:
-      return MPI_SUM;
+    case hvd::ReduceOp::Min: return MPI_MIN;
+    case hvd::ReduceOp::Max: return MPI_MAX;
+    case hvd::ReduceOp::Product: return MPI_PROD;
+    default: return MPI_SUM;
   }
 }
 
@@ -63,17 +59,12 @@ constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
 std::size_t bytes_between_hosts(Collective collective, std::size_t bytes, std::size_t hosts,
                                 std::size_t ranks) {
   switch (collective) {
-    case Collective::Allreduce:
-      return 2 * bytes / hosts;
-    case Collective::Broadcast:
-      return bytes;
-    case Collective::Alltoall:
-      return bytes * ranks / hosts;
+    case Collective::Allreduce: return 2 * bytes / hosts;
+    case Collective::Broadcast: return bytes;
+    case Collective::Alltoall: return bytes * ranks / hosts;
     case Collective::Allgather:
-    case Collective::Reducescatter:
-      return bytes / hosts;
-    case Collective::Barrier:
-      break;
+    case Collective::Reducescatter: return bytes / hosts;
+    case Collective::Barrier: break;
   }
   return 0;
 }
@@ -82,28 +73,17 @@ std::size_t bytes_between_hosts(Collective collective, std::size_t bytes, std::s
 
 std::optional<MPI_Datatype> mpi_type(hvd::DataType dtype) {
   switch (dtype) {
-    case hvd::DataType::UInt8:
-      return MPI_UINT8_T;
-    case hvd::DataType::Int8:
-      return MPI_INT8_T;
-    case hvd::DataType::Int16:
-      return MPI_INT16_T;
-    case hvd::DataType::Int32:
-      return MPI_INT32_T;
-    case hvd::DataType::Int64:
-      return MPI_INT64_T;
-    case hvd::DataType::Float32:
-      return MPI_FLOAT;
-    case hvd::DataType::Float64:
-      return MPI_DOUBLE;
-    case hvd::DataType::Bool:
-      return MPI_C_BOOL;
-    case hvd::DataType::Complex64:
-      return MPI_C_FLOAT_COMPLEX;
-    case hvd::DataType::Complex128:
-      return MPI_C_DOUBLE_COMPLEX;
-    default:
-      return std::nullopt;
+    case hvd::DataType::UInt8: return MPI_UINT8_T;
+    case hvd::DataType::Int8: return MPI_INT8_T;
+    case hvd::DataType::Int16: return MPI_INT16_T;
+    case hvd::DataType::Int32: return MPI_INT32_T;
+    case hvd::DataType::Int64: return MPI_INT64_T;
+    case hvd::DataType::Float32: return MPI_FLOAT;
+    case hvd::DataType::Float64: return MPI_DOUBLE;
+    case hvd::DataType::Bool: return MPI_C_BOOL;
+    case hvd::DataType::Complex64: return MPI_C_FLOAT_COMPLEX;
+    case hvd::DataType::Complex128: return MPI_C_DOUBLE_COMPLEX;
+    default: return std::nullopt;
   }
 }
 

@@ -131,7 +131,7 @@ std::string routes_text(const Options& options) {
     const auto& row = hvd::all_routes()[static_cast<std::size_t>(route)];
     text += fmt::format("| {} | {} | {} |\n", row.name, row.who, row.why);
   }
-  return text + fmt::format("\n{} ways of {}.\n\n", taken.size(), hvd::kRoutes) + limits_text();
+  return text + fmt::format("\n{} of {} routes.\n\n", taken.size(), hvd::kRoutes) + limits_text();
 }
 
 }  // namespace bench

@@ -44,17 +44,10 @@ double reduced(const Question& question, std::size_t tensor, std::size_t place) 
   for (int rank = 1; rank < question.ranks; ++rank) {
     const double next = input(question, rank, tensor, place);
     switch (question.op) {
-      case hvd::ReduceOp::Min:
-        result = std::min(result, next);
-        break;
-      case hvd::ReduceOp::Max:
-        result = std::max(result, next);
-        break;
-      case hvd::ReduceOp::Product:
-        result *= next;
-        break;
-      default:
-        result += next;
+      case hvd::ReduceOp::Min: result = std::min(result, next); break;
+      case hvd::ReduceOp::Max: result = std::max(result, next); break;
+      case hvd::ReduceOp::Product: result *= next; break;
+      default: result += next;
     }
   }
   if (question.op != hvd::ReduceOp::Average) return result;
@@ -66,25 +59,16 @@ template <class Work>
 auto with_type(hvd::DataType dtype, const Work& work) {
   switch (dtype) {
     case hvd::DataType::UInt8:
-    case hvd::DataType::Bool:
-      return work(Plain<std::uint8_t>{});
-    case hvd::DataType::Int8:
-      return work(Plain<std::int8_t>{});
-    case hvd::DataType::Int16:
-      return work(Plain<std::int16_t>{});
-    case hvd::DataType::Int32:
-      return work(Plain<std::int32_t>{});
-    case hvd::DataType::Int64:
-      return work(Plain<std::int64_t>{});
-    case hvd::DataType::Float16:
-      return work(Half{});
-    case hvd::DataType::BFloat16:
-      return work(BFloat{});
+    case hvd::DataType::Bool: return work(Plain<std::uint8_t>{});
+    case hvd::DataType::Int8: return work(Plain<std::int8_t>{});
+    case hvd::DataType::Int16: return work(Plain<std::int16_t>{});
+    case hvd::DataType::Int32: return work(Plain<std::int32_t>{});
+    case hvd::DataType::Int64: return work(Plain<std::int64_t>{});
+    case hvd::DataType::Float16: return work(Half{});
+    case hvd::DataType::BFloat16: return work(BFloat{});
     case hvd::DataType::Float64:
-    case hvd::DataType::Complex128:
-      return work(Plain<double>{});
-    default:
-      return work(Plain<float>{});
+    case hvd::DataType::Complex128: return work(Plain<double>{});
+    default: return work(Plain<float>{});
   }
 }
 

@@ -183,8 +183,7 @@ void Subject::run() {
   if (persistent_) return;
   if (writes_into()) return run_into();
   switch (options_.collective) {
-    case Collective::Allreduce:
-      return run_allreduce();
+    case Collective::Allreduce: return run_allreduce();
     case Collective::Broadcast:
       return options_.async ? hvd::broadcast_async(inputs_[0], broadcast_options_).wait()
                             : hvd::broadcast(inputs_[0], broadcast_options_);
@@ -200,8 +199,7 @@ void Subject::run() {
       gathered_ = options_.async ? hvd::reducescatter_async(inputs_[0], scatter_options_).wait()
                                  : hvd::reducescatter(inputs_[0], scatter_options_);
       return;
-    case Collective::Barrier:
-      return hvd::barrier();
+    case Collective::Barrier: return hvd::barrier();
   }
 }
 

@@ -65,9 +65,10 @@ void Health::look_for_conflicts() {
     if (entry.state != EntryState::Waiting || !entry.announced || now - entry.since < kConflictTime)
       return;
     // Who polls is not blocked: nobody is to take it for that, unless the name has a conflict.
+    const bool is_awaited = entry.pending->waited_for.load(std::memory_order_relaxed);
+    if (!is_awaited && !was_polled) return;
     const bool is_ambiguous = table().is_ambiguous(entry.key.process_set, entry.key.name);
-    if (!entry.pending->waited_for.load(std::memory_order_relaxed) && !(was_polled && is_ambiguous))
-      return;
+    if (!is_awaited && !is_ambiguous) return;
     parts_.board->rounds().set_stuck(entry.unit.id);
     if (is_ambiguous) names.insert({entry.key.process_set, entry.key.name});
   });

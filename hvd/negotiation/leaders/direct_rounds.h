@@ -52,14 +52,14 @@ class DirectRounds {
   /// A Part is one message of those that have travelled as one, which it keeps.
   struct Part {
     Part() = default;
-    Part(std::shared_ptr<const Bytes> whole_, std::size_t at_, std::size_t size_)
+    Part(SharedBytes whole_, std::size_t at_, std::size_t size_)
         : whole(std::move(whole_)), at(at_), size(size_) {}
     explicit Part(Bytes alone)
         : whole(std::make_shared<const Bytes>(std::move(alone))), size(whole->size()) {}
     [[nodiscard]] std::span<const std::byte> bytes() const {
       return std::span(*whole).subspan(at, size);
     }
-    std::shared_ptr<const Bytes> whole;
+    SharedBytes whole;
     std::size_t at = 0, size = 0;
   };
 
