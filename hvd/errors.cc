@@ -4,24 +4,15 @@ namespace hvd {
 
 void Status::raise() const {
   switch (code_) {
-    case Code::Ok:
-      return;
-    case Code::Mismatch:
-      throw Mismatch(text_);
-    case Code::Joined:
-      throw Joined(text_);
-    case Code::RankFailed:
-      throw RankFailed(text_);
-    case Code::StallTimeout:
-      throw StallTimeout(text_);
-    case Code::Shutdown:
-      throw Shutdown(text_);
-    case Code::BackendError:
-      throw BackendError(text_);
-    case Code::InvalidArgument:
-      throw InvalidArgument(text_);
-    case Code::Deadlock:
-      throw Deadlock(text_);
+    case Code::Ok: return;
+    case Code::Mismatch: throw Mismatch(text_);
+    case Code::Joined: throw Joined(text_);
+    case Code::RankFailed: throw RankFailed(text_);
+    case Code::StallTimeout: throw StallTimeout(text_);
+    case Code::Shutdown: throw Shutdown(text_);
+    case Code::BackendError: throw BackendError(text_);
+    case Code::InvalidArgument: throw InvalidArgument(text_);
+    case Code::Deadlock: throw Deadlock(text_);
   }
 }
 

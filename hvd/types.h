@@ -83,21 +83,16 @@ constexpr std::size_t element_bytes(DataType dtype) {
   switch (dtype) {
     case DataType::UInt8:
     case DataType::Int8:
-    case DataType::Bool:
-      return 1;
+    case DataType::Bool: return 1;
     case DataType::Int16:
     case DataType::Float16:
-    case DataType::BFloat16:
-      return 2;
+    case DataType::BFloat16: return 2;
     case DataType::Int32:
-    case DataType::Float32:
-      return 4;
+    case DataType::Float32: return 4;
     case DataType::Int64:
     case DataType::Float64:
-    case DataType::Complex64:
-      return 8;
-    case DataType::Complex128:
-      return 16;
+    case DataType::Complex64: return 8;
+    case DataType::Complex128: return 16;
   }
   return 0;
 }

@@ -54,14 +54,10 @@ DomainControls share_controls(const Topology& topology, const Bootstrap& bootstr
 
 std::optional<gpu::GpuRoute> wanted_way(GpuBackend wanted) {
   switch (wanted) {
-    case GpuBackend::Nccl:
-      return gpu::GpuRoute::Nccl;
-    case GpuBackend::Shared:
-      return gpu::GpuRoute::SharedGpu;
-    case GpuBackend::Staged:
-      return gpu::GpuRoute::Staged;
-    default:
-      return std::nullopt;
+    case GpuBackend::Nccl: return gpu::GpuRoute::Nccl;
+    case GpuBackend::Shared: return gpu::GpuRoute::SharedGpu;
+    case GpuBackend::Staged: return gpu::GpuRoute::Staged;
+    default: return std::nullopt;
   }
 }
 

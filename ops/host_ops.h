@@ -18,17 +18,14 @@ namespace hvd {
 template <class Reducible>
 bool moves_or_reduces(const BatchTraits& traits, const Reducible& reducible) {
   switch (traits.kind) {
-    case OpKind::Allreduce:
-      return reducible(traits.dtype, traits.op);
+    case OpKind::Allreduce: return reducible(traits.dtype, traits.op);
     case OpKind::Reducescatter:
       return (traits.op == ReduceOp::Sum || traits.op == ReduceOp::Average) &&
              reducible(traits.dtype, traits.op);
     case OpKind::Broadcast:
     case OpKind::Allgather:
-    case OpKind::Alltoall:
-      return true;
-    default:
-      return false;
+    case OpKind::Alltoall: return true;
+    default: return false;
   }
 }
 

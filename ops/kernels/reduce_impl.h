@@ -208,24 +208,15 @@ ReduceKernel find_reduce(DataType dtype, DataType output, ReduceOp op, bool pres
                   : find_float<BFloat>(op, prescaled);
   if (widens) return nullptr;
   switch (dtype) {
-    case DataType::Float32:
-      return find_float<Plain<float>>(op, prescaled);
-    case DataType::Float64:
-      return find_float<Plain<double>>(op, prescaled);
-    case DataType::UInt8:
-      return find_integer<std::uint8_t, std::uint8_t>(op);
-    case DataType::Int8:
-      return find_integer<std::int8_t, std::uint8_t>(op);
-    case DataType::Int16:
-      return find_integer<std::int16_t, std::uint16_t>(op);
-    case DataType::Int32:
-      return find_integer<std::int32_t, std::uint32_t>(op);
-    case DataType::Int64:
-      return find_integer<std::int64_t, std::uint64_t>(op);
-    case DataType::Bool:
-      return find_order<Truth>(op);
-    default:
-      return nullptr;
+    case DataType::Float32: return find_float<Plain<float>>(op, prescaled);
+    case DataType::Float64: return find_float<Plain<double>>(op, prescaled);
+    case DataType::UInt8: return find_integer<std::uint8_t, std::uint8_t>(op);
+    case DataType::Int8: return find_integer<std::int8_t, std::uint8_t>(op);
+    case DataType::Int16: return find_integer<std::int16_t, std::uint16_t>(op);
+    case DataType::Int32: return find_integer<std::int32_t, std::uint32_t>(op);
+    case DataType::Int64: return find_integer<std::int64_t, std::uint64_t>(op);
+    case DataType::Bool: return find_order<Truth>(op);
+    default: return nullptr;
   }
 }
 

@@ -203,16 +203,11 @@ void convert_as(void* dst, const void* src, std::size_t count, double scale) {
 template <class Work>
 void with_format(DataType dtype, std::string_view what, const Work& work) {
   switch (dtype) {
-    case DataType::Float16:
-      return work(Half());
-    case DataType::BFloat16:
-      return work(BFloat());
-    case DataType::Float32:
-      return work(Single());
-    case DataType::Float64:
-      return work(Double());
-    default:
-      refuse(dtype, what);
+    case DataType::Float16: return work(Half());
+    case DataType::BFloat16: return work(BFloat());
+    case DataType::Float32: return work(Single());
+    case DataType::Float64: return work(Double());
+    default: refuse(dtype, what);
   }
 }
 
@@ -233,28 +228,20 @@ void reduce_scalar(const Reduction& reduction, In in, Out out, std::size_t count
     return;
   }
   switch (reduction.dtype) {
-    case DataType::UInt8:
-      return reduce_as<Plain<std::uint8_t>>(reduction, in, out, count);
-    case DataType::Int8:
-      return reduce_as<Plain<std::int8_t>>(reduction, in, out, count);
-    case DataType::Int16:
-      return reduce_as<Plain<std::int16_t>>(reduction, in, out, count);
-    case DataType::Int32:
-      return reduce_as<Plain<std::int32_t>>(reduction, in, out, count);
-    case DataType::Int64:
-      return reduce_as<Plain<std::int64_t>>(reduction, in, out, count);
+    case DataType::UInt8: return reduce_as<Plain<std::uint8_t>>(reduction, in, out, count);
+    case DataType::Int8: return reduce_as<Plain<std::int8_t>>(reduction, in, out, count);
+    case DataType::Int16: return reduce_as<Plain<std::int16_t>>(reduction, in, out, count);
+    case DataType::Int32: return reduce_as<Plain<std::int32_t>>(reduction, in, out, count);
+    case DataType::Int64: return reduce_as<Plain<std::int64_t>>(reduction, in, out, count);
     case DataType::Float16:
       return widened ? reduce_as<Half, Single>(reduction, in, out, count)
                      : reduce_as<Half>(reduction, in, out, count);
     case DataType::BFloat16:
       return widened ? reduce_as<BFloat, Single>(reduction, in, out, count)
                      : reduce_as<BFloat>(reduction, in, out, count);
-    case DataType::Float32:
-      return reduce_as<Single>(reduction, in, out, count);
-    case DataType::Float64:
-      return reduce_as<Double>(reduction, in, out, count);
-    case DataType::Bool:
-      return reduce_as<Truth>(reduction, in, out, count);
+    case DataType::Float32: return reduce_as<Single>(reduction, in, out, count);
+    case DataType::Float64: return reduce_as<Double>(reduction, in, out, count);
+    case DataType::Bool: return reduce_as<Truth>(reduction, in, out, count);
     case DataType::Complex64:
       return reduce_as<Plain<std::complex<float>>>(reduction, in, out, count);
     case DataType::Complex128:

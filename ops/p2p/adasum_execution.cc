@@ -175,14 +175,10 @@ bool AdasumExecution::lead() {
       if (state_.finished.load(std::memory_order_acquire) < batch_.members.size()) return false;
       step_ = Step::Gather;
       return true;
-    case Step::Gather:
-      return gather();
-    case Step::SendUp:
-      return send_up();
-    case Step::HandDown:
-      return hand_down();
-    case Step::Wait:
-      break;
+    case Step::Gather: return gather();
+    case Step::SendUp: return send_up();
+    case Step::HandDown: return hand_down();
+    case Step::Wait: break;
   }
   return false;
 }

@@ -78,16 +78,11 @@ at::Tensor carried(const at::Tensor& tensor) {
     return part;
   } catch (const InvalidArgument&) {
     switch (part.element_size()) {
-      case 1:
-        return part.view(at::kByte);
-      case 2:
-        return part.view(at::kShort);
-      case 4:
-        return part.view(at::kInt);
-      case 8:
-        return part.view(at::kLong);
-      default:
-        throw;
+      case 1: return part.view(at::kByte);
+      case 2: return part.view(at::kShort);
+      case 4: return part.view(at::kInt);
+      case 8: return part.view(at::kLong);
+      default: throw;
     }
   }
 }

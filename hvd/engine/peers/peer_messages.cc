@@ -161,25 +161,20 @@ bool PeerMessages::update() {
 void PeerMessages::take(int from, const PeerFrameHead& head, const PeerPayload& payload) {
   switch (head.kind) {
     case PeerFrameKind::Eager:
-    case PeerFrameKind::Offer:
-      return arrived(from, head, payload);
-    case PeerFrameKind::Chunk:
-      return chunk_came(head, payload);
+    case PeerFrameKind::Offer: return arrived(from, head, payload);
+    case PeerFrameKind::Chunk: return chunk_came(head, payload);
     case PeerFrameKind::Want:
     case PeerFrameKind::Got:
     case PeerFrameKind::Taken:
-    case PeerFrameKind::Refused:
-      return take_answer(head, payload);
+    case PeerFrameKind::Refused: return take_answer(head, payload);
     case PeerFrameKind::Credit:
       credits_[static_cast<std::size_t>(from)].taken = head.words[0];
       return;
-    case PeerFrameKind::AskLeft:
-      return departures_.answer(from);
+    case PeerFrameKind::AskLeft: return departures_.answer(from);
     case PeerFrameKind::Left:
       if (departures_.hear(from)) end_those_of_gone();
       return;
-    case PeerFrameKind::Came:
-      return meetings_.hear(from, head.words[0]);
+    case PeerFrameKind::Came: return meetings_.hear(from, head.words[0]);
   }
 }
 

@@ -104,17 +104,14 @@ bool Submitter::announce(Entry& entry, bool gathers) {
   try {
     std::uint32_t ranks = 0;
     switch (controller_.announce(entry, ledger_, ranks)) {
-      case Controller::Announced::NoRoom:
-        return false;
+      case Controller::Announced::NoRoom: return false;
       case Controller::Announced::Joined:
         engine_.finish(entry, {Status::Code::Joined, joined_text(entry.key, parts_.topology.rank)});
         return true;
       case Controller::Announced::SetRemoved:
         engine_.finish(entry, {Status::Code::InvalidArgument, removed_text(entry.key)});
         return true;
-      case Controller::Announced::Yes:
-        announced = true;
-        arrived(entry, ranks, gathers);
+      case Controller::Announced::Yes: announced = true; arrived(entry, ranks, gathers);
     }
   } catch (...) {
     // Records that cannot be read, or a bug: the ranks' tables may differ from here on, so the

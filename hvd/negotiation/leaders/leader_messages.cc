@@ -39,12 +39,9 @@ Way way_of(LeaderItem item) {
     case LeaderItem::Stuck:
     case LeaderItem::Credit:
     case LeaderItem::Blocked:
-    case LeaderItem::Late:
-      return Way::Up;
-    case LeaderItem::Fail:
-      return Way::Any;
-    default:
-      return Way::Down;
+    case LeaderItem::Late: return Way::Up;
+    case LeaderItem::Fail: return Way::Any;
+    default: return Way::Down;
   }
 }
 

@@ -126,16 +126,14 @@ void LeaderTree::act_on_upward(LeaderItem item, Reader& reader, const Bytes& byt
   switch (item) {
     case LeaderItem::IntroduceUp:
       return receive_introduction(decode_introduced(reader, false), false);
-    case LeaderItem::Ready:
-      return receive_ready(reader, from);
+    case LeaderItem::Ready: return receive_ready(reader, from);
     case LeaderItem::Joined: {
       const auto process_set = reader.get<int>();
       const int rank = reader.get<int>();
       if (expect_ranks(process_set, {{rank, 1}})) decisions_.learn_joined(process_set, rank);
       return;
     }
-    case LeaderItem::LeaveUp:
-      return receive_leaving(reader, from);
+    case LeaderItem::LeaveUp: return receive_leaving(reader, from);
     case LeaderItem::Doubt:
       if (const UnitKey key = decode_key(reader); actions_.ranks_of(key.process_set) != nullptr)
         decisions_.doubted(key);
@@ -151,12 +149,9 @@ void LeaderTree::act_on_upward(LeaderItem item, Reader& reader, const Bytes& byt
       const int domain = reader.get<int>();
       return actions_.credit(process_set, domain, reader.get<std::uint64_t>());
     }
-    case LeaderItem::Blocked:
-      return receive_blocked(reader, bytes);
-    case LeaderItem::Late:
-      return receive_late(reader, from);
-    default:
-      throw WireError("not a message for a parent");
+    case LeaderItem::Blocked: return receive_blocked(reader, bytes);
+    case LeaderItem::Late: return receive_late(reader, from);
+    default: throw WireError("not a message for a parent");
   }
 }
 
@@ -166,9 +161,7 @@ bool LeaderTree::act_on_downward(LeaderItem item, Reader& reader, const Bytes& b
     case LeaderItem::IntroduceDown:
       receive_introduction(decode_introduced(reader, true), true);
       break;
-    case LeaderItem::Agree:
-      receive_agreement(reader, bytes, passed_on);
-      break;
+    case LeaderItem::Agree: receive_agreement(reader, bytes, passed_on); break;
     case LeaderItem::Cut:
       if (!actions_.cut(reader.get<int>())) return false;
       if (!passed_on) links_.send_down(bytes);
@@ -188,22 +181,17 @@ bool LeaderTree::act_on_downward(LeaderItem item, Reader& reader, const Bytes& b
       decisions_.refuse(key, rank, text);
       break;
     }
-    case LeaderItem::Retire:
-      decisions_.retire(reader.get_list<std::uint32_t>());
-      break;
+    case LeaderItem::Retire: decisions_.retire(reader.get_list<std::uint32_t>()); break;
     case LeaderItem::Forget:
       links_.send_down(bytes);
       decisions_.end_retiring(reader.get_list<std::uint32_t>());
       break;
-    case LeaderItem::Conflict:
-      decisions_.end_conflict(decode_conflict(reader));
-      break;
+    case LeaderItem::Conflict: decisions_.end_conflict(decode_conflict(reader)); break;
     case LeaderItem::End:
       links_.send_down(bytes);
       actions_.end();
       break;
-    default:
-      throw WireError("not a message for a child");
+    default: throw WireError("not a message for a child");
   }
   return true;
 }

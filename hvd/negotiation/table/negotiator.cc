@@ -96,41 +96,32 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
                        Outcomes& outcomes) {
   Reader reader(record);
   switch (static_cast<RecordType>(reader.get<std::uint8_t>())) {
-    case RecordType::Introduce:
-      return apply_introduction(reader, outcomes);
-    case RecordType::Agree:
-      return apply_agreement(reader, position, outcomes);
+    case RecordType::Introduce: return apply_introduction(reader, outcomes);
+    case RecordType::Agree: return apply_agreement(reader, position, outcomes);
     case RecordType::HostReady: {
       const auto id = reader.get<std::uint32_t>();
       known_unit(id).undecided = true;
       outcomes.host_ready.push_back({id, decode_agreement(reader)});
       return;
     }
-    case RecordType::Cut:
-      return apply_cut(reader, position, outcomes);
-    case RecordType::Evict:
-      return forget(reader.get<std::uint32_t>());
-    case RecordType::Leave:
-      return apply_leaving(reader, outcomes);
-    case RecordType::Refuse:
-      return apply_refusal(reader, outcomes);
+    case RecordType::Cut: return apply_cut(reader, position, outcomes);
+    case RecordType::Evict: return forget(reader.get<std::uint32_t>());
+    case RecordType::Leave: return apply_leaving(reader, outcomes);
+    case RecordType::Refuse: return apply_refusal(reader, outcomes);
     case RecordType::Doubt: {
       const auto id = reader.get<std::uint32_t>();
       known_unit(id);
       outcomes.doubted.push_back(id);
       return;
     }
-    case RecordType::End:
-      ended_ = true;
-      return;
+    case RecordType::End: ended_ = true; return;
     case RecordType::Joining: {
       const int id = reader.get<int>();
       const int rank = reader.get<int>();
       place_in(known_set(id), rank);
       return sets_.join(id, rank);
     }
-    case RecordType::Conflict:
-      return apply_conflict(reader, outcomes);
+    case RecordType::Conflict: return apply_conflict(reader, outcomes);
     case RecordType::JoinedUp: {
       const int id = reader.get<int>();
       const int rank = reader.get<int>();

@@ -118,20 +118,15 @@ union Scalar {
 /// (see reduction_plan.h).
 bool store(Scalar* scalar, double factor, NcclType type) {
   switch (type) {
-    case NcclType::Float32:
-      scalar->as_float = static_cast<float>(factor);
-      return true;
-    case NcclType::Float64:
-      scalar->as_double = factor;
-      return true;
+    case NcclType::Float32: scalar->as_float = static_cast<float>(factor); return true;
+    case NcclType::Float64: scalar->as_double = factor; return true;
     case NcclType::Float16:
       scalar->bits = kernels::scalar::float_to_half(static_cast<float>(factor));
       return true;
     case NcclType::Bfloat16:
       scalar->bits = kernels::scalar::float_to_bfloat(static_cast<float>(factor));
       return true;
-    default:
-      return false;
+    default: return false;
   }
 }
 

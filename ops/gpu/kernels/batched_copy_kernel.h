@@ -235,18 +235,13 @@ CudaCode launch_all(std::span<const CopyItem> items, const Op& op, const Launche
 template <class Launcher>
 CudaCode copy_bits(std::span<const CopyItem> items, std::size_t element, const Launcher& launcher) {
   switch (element) {
-    case 1:
-      return launch_all<std::uint8_t, std::uint8_t>(items, Plain{}, launcher);
-    case 2:
-      return launch_all<std::uint16_t, std::uint16_t>(items, Plain{}, launcher);
-    case 4:
-      return launch_all<std::uint32_t, std::uint32_t>(items, Plain{}, launcher);
-    case 8:
-      return launch_all<std::uint64_t, std::uint64_t>(items, Plain{}, launcher);
+    case 1: return launch_all<std::uint8_t, std::uint8_t>(items, Plain{}, launcher);
+    case 2: return launch_all<std::uint16_t, std::uint16_t>(items, Plain{}, launcher);
+    case 4: return launch_all<std::uint32_t, std::uint32_t>(items, Plain{}, launcher);
+    case 8: return launch_all<std::uint64_t, std::uint64_t>(items, Plain{}, launcher);
     case 16:  // Complex128: aligned to 8 bytes
       return launch_all<std::uint64_t, std::uint64_t>(items, Plain{}, launcher, 2);
-    default:
-      return CudaCode::InvalidValue;
+    default: return CudaCode::InvalidValue;
   }
 }
 
@@ -259,26 +254,16 @@ struct Type {
 template <class Use>
 CudaCode with_type(DataType dtype, const Use& use) {
   switch (dtype) {
-    case DataType::UInt8:
-      return use(Type<std::uint8_t>());
-    case DataType::Int8:
-      return use(Type<std::int8_t>());
-    case DataType::Int16:
-      return use(Type<std::int16_t>());
-    case DataType::Int32:
-      return use(Type<std::int32_t>());
-    case DataType::Int64:
-      return use(Type<std::int64_t>());
-    case DataType::Float16:
-      return use(Type<__half>());
-    case DataType::BFloat16:
-      return use(Type<__nv_bfloat16>());
-    case DataType::Float32:
-      return use(Type<float>());
-    case DataType::Float64:
-      return use(Type<double>());
-    default:
-      return CudaCode::InvalidValue;
+    case DataType::UInt8: return use(Type<std::uint8_t>());
+    case DataType::Int8: return use(Type<std::int8_t>());
+    case DataType::Int16: return use(Type<std::int16_t>());
+    case DataType::Int32: return use(Type<std::int32_t>());
+    case DataType::Int64: return use(Type<std::int64_t>());
+    case DataType::Float16: return use(Type<__half>());
+    case DataType::BFloat16: return use(Type<__nv_bfloat16>());
+    case DataType::Float32: return use(Type<float>());
+    case DataType::Float64: return use(Type<double>());
+    default: return CudaCode::InvalidValue;
   }
 }
 

@@ -118,15 +118,12 @@ struct FoldIntegers {
   HVD_DEVICE Wide next(Wide so_far, T value) const {
     const Wide wide = first(value);
     switch (fold) {
-      case Fold::Min:
-        return lesser(so_far, wide);
-      case Fold::Max:
-        return greater(so_far, wide);
+      case Fold::Min: return lesser(so_far, wide);
+      case Fold::Max: return greater(so_far, wide);
       case Fold::Product:
         return static_cast<Wide>(static_cast<std::int64_t>(static_cast<std::uint64_t>(so_far) *
                                                            static_cast<std::uint64_t>(wide)));
-      default:
-        return so_far + wide;
+      default: return so_far + wide;
     }
   }
   HVD_DEVICE T last(Wide value) const {
@@ -289,29 +286,21 @@ template <class T, class Launcher>
 CudaCode reduce_floats(const ReduceJob& job, const Scales& scales, const Launcher& launcher,
                        int lanes = 1) {
   switch (job.op) {
-    case ReduceOp::Min:
-      return launch_all<T>(job, FoldFloats<T, Fold::Min>{scales}, launcher);
-    case ReduceOp::Max:
-      return launch_all<T>(job, FoldFloats<T, Fold::Max>{scales}, launcher);
+    case ReduceOp::Min: return launch_all<T>(job, FoldFloats<T, Fold::Min>{scales}, launcher);
+    case ReduceOp::Max: return launch_all<T>(job, FoldFloats<T, Fold::Max>{scales}, launcher);
     case ReduceOp::Product:
       return launch_all<T>(job, FoldFloats<T, Fold::Product>{scales}, launcher);
-    default:
-      return launch_all<T>(job, FoldFloats<T, Fold::Sum>{scales}, launcher, lanes);
+    default: return launch_all<T>(job, FoldFloats<T, Fold::Sum>{scales}, launcher, lanes);
   }
 }
 
 inline Fold fold_of(ReduceOp op) {
   switch (op) {
-    case ReduceOp::Average:
-      return Fold::Average;
-    case ReduceOp::Min:
-      return Fold::Min;
-    case ReduceOp::Max:
-      return Fold::Max;
-    case ReduceOp::Product:
-      return Fold::Product;
-    default:
-      return Fold::Sum;
+    case ReduceOp::Average: return Fold::Average;
+    case ReduceOp::Min: return Fold::Min;
+    case ReduceOp::Max: return Fold::Max;
+    case ReduceOp::Product: return Fold::Product;
+    default: return Fold::Sum;
   }
 }
 
@@ -324,14 +313,10 @@ CudaCode reduce_job(const ReduceJob& job, const Launcher& launcher) {
                       job.zeros};
   const Fold fold = fold_of(job.op);
   switch (job.dtype) {
-    case DataType::Float16:
-      return reduce_floats<__half>(job, scales, launcher);
-    case DataType::BFloat16:
-      return reduce_floats<__nv_bfloat16>(job, scales, launcher);
-    case DataType::Float32:
-      return reduce_floats<float>(job, scales, launcher);
-    case DataType::Float64:
-      return reduce_floats<double>(job, scales, launcher);
+    case DataType::Float16: return reduce_floats<__half>(job, scales, launcher);
+    case DataType::BFloat16: return reduce_floats<__nv_bfloat16>(job, scales, launcher);
+    case DataType::Float32: return reduce_floats<float>(job, scales, launcher);
+    case DataType::Float64: return reduce_floats<double>(job, scales, launcher);
     case DataType::Complex64:
       return launch_all<float>(job, FoldFloats<float, Fold::Sum>{scales}, launcher, 2);
     case DataType::Complex128:
@@ -346,10 +331,8 @@ CudaCode reduce_job(const ReduceJob& job, const Launcher& launcher) {
       return launch_all<std::int32_t>(job, FoldIntegers<std::int32_t>{scales, fold}, launcher);
     case DataType::Int64:
       return launch_all<std::int64_t>(job, FoldIntegers<std::int64_t>{scales, fold}, launcher);
-    case DataType::Bool:
-      return launch_all<std::uint8_t>(job, FoldTruths{scales, fold}, launcher);
-    default:
-      return CudaCode::InvalidValue;
+    case DataType::Bool: return launch_all<std::uint8_t>(job, FoldTruths{scales, fold}, launcher);
+    default: return CudaCode::InvalidValue;
   }
 }
 

@@ -32,14 +32,10 @@ DataType wire_type(DataType type, bool average) {
 
 NcclOp nccl_op(ReduceOp op) {
   switch (op) {
-    case ReduceOp::Min:
-      return NcclOp::Min;
-    case ReduceOp::Max:
-      return NcclOp::Max;
-    case ReduceOp::Product:
-      return NcclOp::Prod;
-    default:
-      return NcclOp::Sum;
+    case ReduceOp::Min: return NcclOp::Min;
+    case ReduceOp::Max: return NcclOp::Max;
+    case ReduceOp::Product: return NcclOp::Prod;
+    default: return NcclOp::Sum;
   }
 }
 
@@ -105,24 +101,15 @@ ReductionPlan plan_reduction(const Reduction& reduction, int ranks, NcclScales s
 NcclType nccl_type(DataType wire) {
   switch (wire) {
     case DataType::UInt8:
-    case DataType::Bool:
-      return NcclType::Uint8;
-    case DataType::Int8:
-      return NcclType::Int8;
-    case DataType::Int32:
-      return NcclType::Int32;
-    case DataType::Int64:
-      return NcclType::Int64;
-    case DataType::Float16:
-      return NcclType::Float16;
-    case DataType::BFloat16:
-      return NcclType::Bfloat16;
-    case DataType::Float32:
-      return NcclType::Float32;
-    case DataType::Float64:
-      return NcclType::Float64;
-    default:
-      throw InvalidArgument("NCCL cannot reduce " + std::string(name_of(wire)));
+    case DataType::Bool: return NcclType::Uint8;
+    case DataType::Int8: return NcclType::Int8;
+    case DataType::Int32: return NcclType::Int32;
+    case DataType::Int64: return NcclType::Int64;
+    case DataType::Float16: return NcclType::Float16;
+    case DataType::BFloat16: return NcclType::Bfloat16;
+    case DataType::Float32: return NcclType::Float32;
+    case DataType::Float64: return NcclType::Float64;
+    default: throw InvalidArgument("NCCL cannot reduce " + std::string(name_of(wire)));
   }
 }
 
