@@ -121,16 +121,14 @@ class FrontEndpoint final : public Endpoint {
         return nothing(single ? allreduce_async(inputs[0], outputs[0], allreduce_options(call))
                               : grouped_allreduce_async(inputs, outputs, allreduce_options(call)));
       }
-      case OpKind::Broadcast:
-        return nothing(broadcast_async(inputs[0], broadcast_options(call)));
+      case OpKind::Broadcast: return nothing(broadcast_async(inputs[0], broadcast_options(call)));
       case OpKind::Allgather:
         return single ? one(allgather_async(inputs[0], gather_options(call)))
                       : several(grouped_allgather_async(inputs, gather_options(call)));
       case OpKind::Reducescatter:
         return single ? one(reducescatter_async(inputs[0], scatter_options(call)))
                       : several(grouped_reducescatter_async(inputs, scatter_options(call)));
-      default:
-        return one(alltoall_async(inputs[0], exchange_options(call)));
+      default: return one(alltoall_async(inputs[0], exchange_options(call)));
     }
   }
 
@@ -146,17 +144,14 @@ class FrontEndpoint final : public Endpoint {
                : grouped_allreduce(inputs, outputs, allreduce_options(call));
         return {};
       }
-      case OpKind::Broadcast:
-        broadcast(inputs[0], broadcast_options(call));
-        return {};
+      case OpKind::Broadcast: broadcast(inputs[0], broadcast_options(call)); return {};
       case OpKind::Allgather:
         return single ? Results{made(allgather(inputs[0], gather_options(call)))}
                       : results(grouped_allgather(inputs, gather_options(call)));
       case OpKind::Reducescatter:
         return single ? Results{made(reducescatter(inputs[0], scatter_options(call)))}
                       : results(grouped_reducescatter(inputs, scatter_options(call)));
-      default:
-        return {made(alltoall(inputs[0], exchange_options(call)))};
+      default: return {made(alltoall(inputs[0], exchange_options(call)))};
     }
   }
 

@@ -36,11 +36,8 @@ Bytes frame(test::Random& random) {
                     .put_bytes(some(random, 40))
                     .bytes());
       break;
-    case 2:
-      put_frame(made, FrameKind::Get, Writer().put_string(key).bytes());
-      break;
-    default:
-      put_frame(made, FrameKind::Gather, some(random, 40));
+    case 2: put_frame(made, FrameKind::Get, Writer().put_string(key).bytes()); break;
+    default: put_frame(made, FrameKind::Gather, some(random, 40));
   }
   return made;
 }

@@ -116,16 +116,13 @@ Route expected_between_hosts(const RouteQuestion& q) {
   const bool is_raw = most == 1 || (q.op == ReduceOp::Average && is_integer(q.dtype));
   const std::size_t sent = q.bytes * others * (is_raw ? most : 1);
   switch (q.kind) {
-    case OpKind::Barrier:
-      return is_direct(q, 0) ? Route::Direct : Route::Agreed;
+    case OpKind::Barrier: return is_direct(q, 0) ? Route::Direct : Route::Agreed;
     case OpKind::Allgather:
       return is_direct(q, q.bytes * most * others) ? Route::Direct : Route::Streams;
     case OpKind::Alltoall:
       return is_direct(q, q.bytes * most * others) ? Route::Direct : Route::Streams;
-    case OpKind::Reducescatter:
-      return is_direct(q, sent) ? Route::Direct : Route::Slices;
-    case OpKind::Broadcast:
-      return is_direct(q, q.bytes * others) ? Route::Direct : Route::Streams;
+    case OpKind::Reducescatter: return is_direct(q, sent) ? Route::Direct : Route::Slices;
+    case OpKind::Broadcast: return is_direct(q, q.bytes * others) ? Route::Direct : Route::Streams;
     default:
       if (q.op == ReduceOp::Adasum) return Route::Adasum;
       return is_direct(q, sent) ? Route::Direct : Route::Slices;

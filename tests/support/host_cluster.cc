@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "tests/support/gpu/host_copy.h"
+#include "tests/support/gpu/host_kernels.h"
 
 namespace hvd::gpu::test {
 
@@ -13,22 +13,14 @@ namespace {
 
 DataType host_type(NcclType type) {
   switch (type) {
-    case NcclType::Int8:
-      return DataType::Int8;
-    case NcclType::Uint8:
-      return DataType::UInt8;
-    case NcclType::Int32:
-      return DataType::Int32;
-    case NcclType::Int64:
-      return DataType::Int64;
-    case NcclType::Float16:
-      return DataType::Float16;
-    case NcclType::Bfloat16:
-      return DataType::BFloat16;
-    case NcclType::Float32:
-      return DataType::Float32;
-    default:
-      return DataType::Float64;
+    case NcclType::Int8: return DataType::Int8;
+    case NcclType::Uint8: return DataType::UInt8;
+    case NcclType::Int32: return DataType::Int32;
+    case NcclType::Int64: return DataType::Int64;
+    case NcclType::Float16: return DataType::Float16;
+    case NcclType::Bfloat16: return DataType::BFloat16;
+    case NcclType::Float32: return DataType::Float32;
+    default: return DataType::Float64;
   }
 }
 

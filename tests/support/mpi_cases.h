@@ -157,14 +157,10 @@ inline std::vector<int> everyone() {
 /// Process sets that this many ranks have, besides the global one.
 inline std::vector<std::vector<int>> some_sets() {
   switch (mpi_size()) {
-    case 4:
-      return {{0, 2}, {1, 2, 3}, {3}, {0, 1, 3}, {2, 3}};
-    case 3:
-      return {{0, 2}, {1, 2}, {1}};
-    case 2:
-      return {{0}, {1}, {0, 1}};
-    default:
-      return {{0}};
+    case 4: return {{0, 2}, {1, 2, 3}, {3}, {0, 1, 3}, {2, 3}};
+    case 3: return {{0, 2}, {1, 2}, {1}};
+    case 2: return {{0}, {1}, {0, 1}};
+    default: return {{0}};
   }
 }
 

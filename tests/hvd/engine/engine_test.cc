@@ -263,18 +263,13 @@ TEST_CASE(
         CHECK(values.front() == static_cast<float>(3 + 3 * round));
         std::atomic<bool> called{false};
         switch (sees) {
-          case Sees::Waits:
-            engine.wait(*pending);
-            break;
-          case Sees::Polls:
-            CHECK(engine.poll(*pending));
-            break;
+          case Sees::Waits: engine.wait(*pending); break;
+          case Sees::Polls: CHECK(engine.poll(*pending)); break;
           case Sees::IsCalled:
             engine.then(*pending, [&] { called = true; });
             while (!called) std::this_thread::yield();
             break;
-          case Sees::Forgets:
-            pending.reset();
+          case Sees::Forgets: pending.reset();
         }
         if (round % 3 == 1)
           engine.wait(*engine.submit(allreduce_of(values, "name", DataType::Float32), After::Wait));

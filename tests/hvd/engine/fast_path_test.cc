@@ -141,8 +141,7 @@ struct Work {
       sums.push_back(sum);
     }
     switch (kind) {
-      case OpKind::Barrier:
-        return true;
+      case OpKind::Barrier: return true;
       case OpKind::Broadcast:
         for (std::int64_t i = 0; i < 3 * rows; ++i) wanted.push_back(value(size - 1, i));
         break;
@@ -168,8 +167,7 @@ struct Work {
         wanted.assign(sums.begin() + 3 * before, sums.begin() + 3 * (before + own));
         break;
       }
-      default:
-        wanted = sums;
+      default: wanted = sums;
     }
     return output == wanted;
   }
@@ -309,9 +307,7 @@ TEST_CASE("lanes: whichever way each rank goes, with few slots and other names i
                 engine.wait(*engine.submit(work->submission(), After::Wait));
                 CHECK(work->is_right());
                 break;
-              default:
-                work->run(engine);
-                CHECK(work->is_right());
+              default: work->run(engine); CHECK(work->is_right());
             }
             while (under_way.size() > 3) finish_one();
           }

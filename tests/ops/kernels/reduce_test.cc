@@ -179,20 +179,13 @@ std::size_t differences(DataType dtype, const unsigned char* a, const unsigned c
     return (x & ~(std::uint64_t{1} << 63)) > std::uint64_t{0x7ff} << 52;
   };
   switch (dtype) {
-    case DataType::Float16:
-      return differences<std::uint16_t>(a, b, count, nan16(0x7c00));
-    case DataType::BFloat16:
-      return differences<std::uint16_t>(a, b, count, nan16(0x7f80));
-    case DataType::Float32:
-      return differences<std::uint32_t>(a, b, count, nan32);
-    case DataType::Complex64:
-      return differences<std::uint32_t>(a, b, 2 * count, nan32);
-    case DataType::Float64:
-      return differences<std::uint64_t>(a, b, count, nan64);
-    case DataType::Complex128:
-      return differences<std::uint64_t>(a, b, 2 * count, nan64);
-    default:
-      return count;
+    case DataType::Float16: return differences<std::uint16_t>(a, b, count, nan16(0x7c00));
+    case DataType::BFloat16: return differences<std::uint16_t>(a, b, count, nan16(0x7f80));
+    case DataType::Float32: return differences<std::uint32_t>(a, b, count, nan32);
+    case DataType::Complex64: return differences<std::uint32_t>(a, b, 2 * count, nan32);
+    case DataType::Float64: return differences<std::uint64_t>(a, b, count, nan64);
+    case DataType::Complex128: return differences<std::uint64_t>(a, b, 2 * count, nan64);
+    default: return count;
   }
 }
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/gpu/host_copy.h"
+#include "tests/support/gpu/host_kernels.h"
 
 namespace hvd::gpu::test {
 

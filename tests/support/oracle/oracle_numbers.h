@@ -75,30 +75,18 @@ struct Truth : NumberOf<std::uint8_t, bool, Kind::Truth, 1> {
 template <class Use>
 void with_number(DataType dtype, const Use& use) {
   switch (dtype) {
-    case DataType::UInt8:
-      return use(Native<std::uint8_t, Kind::Whole>());
-    case DataType::Int8:
-      return use(Native<std::int8_t, Kind::Whole>());
-    case DataType::Int16:
-      return use(Native<std::int16_t, Kind::Whole>());
-    case DataType::Int32:
-      return use(Native<std::int32_t, Kind::Whole>());
-    case DataType::Int64:
-      return use(Native<std::int64_t, Kind::Whole>());
-    case DataType::Float16:
-      return use(Short<true>());
-    case DataType::BFloat16:
-      return use(Short<false>());
-    case DataType::Float32:
-      return use(Native<float, Kind::Real>());
-    case DataType::Float64:
-      return use(Native<double, Kind::Real>());
-    case DataType::Bool:
-      return use(Truth());
-    case DataType::Complex64:
-      return use(Native<float, Kind::Real, 2>());
-    case DataType::Complex128:
-      return use(Native<double, Kind::Real, 2>());
+    case DataType::UInt8: return use(Native<std::uint8_t, Kind::Whole>());
+    case DataType::Int8: return use(Native<std::int8_t, Kind::Whole>());
+    case DataType::Int16: return use(Native<std::int16_t, Kind::Whole>());
+    case DataType::Int32: return use(Native<std::int32_t, Kind::Whole>());
+    case DataType::Int64: return use(Native<std::int64_t, Kind::Whole>());
+    case DataType::Float16: return use(Short<true>());
+    case DataType::BFloat16: return use(Short<false>());
+    case DataType::Float32: return use(Native<float, Kind::Real>());
+    case DataType::Float64: return use(Native<double, Kind::Real>());
+    case DataType::Bool: return use(Truth());
+    case DataType::Complex64: return use(Native<float, Kind::Real, 2>());
+    case DataType::Complex128: return use(Native<double, Kind::Real, 2>());
   }
   throw std::logic_error("no such type");
 }

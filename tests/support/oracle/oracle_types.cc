@@ -18,30 +18,18 @@ struct Facts {
 
 Facts facts(DataType dtype) {
   switch (dtype) {
-    case DataType::UInt8:
-      return {"uint8", 1};
-    case DataType::Int8:
-      return {"int8", 1};
-    case DataType::Int16:
-      return {"int16", 2};
-    case DataType::Int32:
-      return {"int32", 4};
-    case DataType::Int64:
-      return {"int64", 8};
-    case DataType::Float16:
-      return {"float16", 2};
-    case DataType::BFloat16:
-      return {"bfloat16", 2};
-    case DataType::Float32:
-      return {"float32", 4};
-    case DataType::Float64:
-      return {"float64", 8};
-    case DataType::Bool:
-      return {"bool", 1};
-    case DataType::Complex64:
-      return {"complex64", 8};
-    case DataType::Complex128:
-      return {"complex128", 16};
+    case DataType::UInt8: return {"uint8", 1};
+    case DataType::Int8: return {"int8", 1};
+    case DataType::Int16: return {"int16", 2};
+    case DataType::Int32: return {"int32", 4};
+    case DataType::Int64: return {"int64", 8};
+    case DataType::Float16: return {"float16", 2};
+    case DataType::BFloat16: return {"bfloat16", 2};
+    case DataType::Float32: return {"float32", 4};
+    case DataType::Float64: return {"float64", 8};
+    case DataType::Bool: return {"bool", 1};
+    case DataType::Complex64: return {"complex64", 8};
+    case DataType::Complex128: return {"complex128", 16};
   }
   throw std::logic_error("no such type");
 }
@@ -97,24 +85,15 @@ std::size_t type_bytes(DataType dtype) { return facts(dtype).bytes; }
 
 const char* reduction_name(ReduceOp op) {
   switch (op) {
-    case ReduceOp::Average:
-      return "average";
-    case ReduceOp::Sum:
-      return "sum";
-    case ReduceOp::Min:
-      return "min";
-    case ReduceOp::Max:
-      return "max";
-    case ReduceOp::Product:
-      return "product";
-    case ReduceOp::Adasum:
-      return "adasum";
-    case ReduceOp::BitAnd:
-      return "bitand";
-    case ReduceOp::BitOr:
-      return "bitor";
-    case ReduceOp::BitXor:
-      return "bitxor";
+    case ReduceOp::Average: return "average";
+    case ReduceOp::Sum: return "sum";
+    case ReduceOp::Min: return "min";
+    case ReduceOp::Max: return "max";
+    case ReduceOp::Product: return "product";
+    case ReduceOp::Adasum: return "adasum";
+    case ReduceOp::BitAnd: return "bitand";
+    case ReduceOp::BitOr: return "bitor";
+    case ReduceOp::BitXor: return "bitxor";
   }
   throw std::logic_error("no such reduction");
 }

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "tests/support/gpu/host_copy.h"
+#include "tests/support/gpu/host_kernels.h"
 
 namespace hvd::gpu::test {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/gpu/host_reduce.h"
+#include "tests/support/gpu/host_kernels.h"
 #include "tests/support/oracle/copy_cases.h"
 
 namespace hvd::gpu::test {

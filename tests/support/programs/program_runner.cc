@@ -163,14 +163,12 @@ class RankRun {
 
   void take(const Step& step) {
     switch (step.kind) {
-      case Step::Kind::Submit:
-        return submit(step.op, After::Return);
+      case Step::Kind::Submit: return submit(step.op, After::Return);
       case Step::Kind::SubmitAndWait:
         if (run_fast(step.op)) return;
         submit(step.op, After::Wait);
         return wait(step.op);
-      case Step::Kind::Wait:
-        return wait(step.op);
+      case Step::Kind::Wait: return wait(step.op);
       case Step::Kind::Poll:
         if (const auto& pending = started_[step.op].pending)
           while (!engine_.poll(*pending)) std::this_thread::yield();
@@ -181,8 +179,7 @@ class RankRun {
         return refused(step,
                        [&] { engine_.submit(submission_of(step.refused, rank_, arena, started)); });
       }
-      case Step::Kind::OpenGate:
-        return common_.gates[index_].store(true);
+      case Step::Kind::OpenGate: return common_.gates[index_].store(true);
       case Step::Kind::PassGate:
         while (!common_.gates[index_].load()) std::this_thread::yield();
     }

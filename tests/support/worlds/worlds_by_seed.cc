@@ -71,22 +71,14 @@ class Worker {
     static const std::vector<std::size_t> kCounts{1, 33, 1000, 70'000};
     const std::size_t count = random_.pick(kCounts);
     switch (random_.below(9)) {
-      case 0:
-        return burst(count, salt);
-      case 1:
-        return broadcast(count, salt);
-      case 2:
-        return gather(salt);
-      case 3:
-        return exchange(salt);
-      case 4:
-        return scatter(salt);
-      case 5:
-        return ring(count, salt);
-      case 6:
-        return differ();
-      default:
-        return reduce(count, salt);
+      case 0: return burst(count, salt);
+      case 1: return broadcast(count, salt);
+      case 2: return gather(salt);
+      case 3: return exchange(salt);
+      case 4: return scatter(salt);
+      case 5: return ring(count, salt);
+      case 6: return differ();
+      default: return reduce(count, salt);
     }
   }
 
@@ -251,8 +243,7 @@ class Member {
     switch (plan_.end) {
       case EndOfWorld::Shutdown:
       case EndOfWorld::Dropped:
-      case EndOfWorld::Absent:
-        return;
+      case EndOfWorld::Absent: return;
       case EndOfWorld::Left:
         if (is_ender_) world_.leave();
         break;
@@ -279,8 +270,7 @@ class Member {
   void judge(const std::string& said) {
     const std::string ender = formatted("rank {}", plan_.ender);
     switch (plan_.end) {
-      case EndOfWorld::Shutdown:
-        return note("an error in a world that ends well: " + said);
+      case EndOfWorld::Shutdown: return note("an error in a world that ends well: " + said);
       case EndOfWorld::Dropped:
         // Whoever is late may hear of one that has gone, if that has waited in vain.
         if (said.find("has left") == std::string::npos &&
