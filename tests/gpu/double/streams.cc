@@ -387,15 +387,9 @@ HVD_EXPORTED cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attri
   if (device < 0 || device >= device_count()) return done(cudaErrorInvalidDevice);
   switch (attribute) {
     case cudaDevAttrIpcEventSupport:
-    case cudaDevAttrConcurrentManagedAccess:
-      *value = 1;
-      return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMajor:
-      *value = 9;
-      return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMinor:
-      *value = 0;
-      return cudaSuccess;
+    case cudaDevAttrConcurrentManagedAccess: *value = 1; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor: *value = 9; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor: *value = 0; return cudaSuccess;
     default:
       std::fprintf(stderr, "virtual GPU: attribute %d is not known\n", static_cast<int>(attribute));
       std::abort();

@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdint>
 
-#include "tests/support/gpu/host_copy.h"
+#include "tests/support/gpu/host_kernels.h"
 
 namespace hvd::gpu::test {
 

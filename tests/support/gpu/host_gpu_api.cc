@@ -8,8 +8,7 @@
 #include <type_traits>
 
 #include "ops/gpu/kernels/poison_kernel.h"
-#include "tests/support/gpu/host_copy.h"
-#include "tests/support/gpu/host_reduce.h"
+#include "tests/support/gpu/host_kernels.h"
 
 namespace hvd::gpu::test {
 

@@ -187,17 +187,11 @@ void HostStreams::run_delayed() {
 void HostStreams::pump(const std::shared_ptr<HostCluster::SharedEvent>& asked, std::uint64_t turn) {
   ++in_vain_;
   switch (schedule.kind) {
-    case Schedule::Kind::Delayed:
-      return run_delayed();
-    case Schedule::Kind::Eager:
-      return run_all(nullptr);
-    case Schedule::Kind::Random:
-      return run_some();
-    case Schedule::Kind::Starved:
-      run_all(starved());
-      break;
-    case Schedule::Kind::Late:
-      break;
+    case Schedule::Kind::Delayed: return run_delayed();
+    case Schedule::Kind::Eager: return run_all(nullptr);
+    case Schedule::Kind::Random: return run_some();
+    case Schedule::Kind::Starved: run_all(starved()); break;
+    case Schedule::Kind::Late: break;
   }
   const bool waits = asked != nullptr && asked->happened.load() < turn;
   if (waits && random_() % 3 == 0) return;  // not yet

@@ -12,7 +12,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "tests/support/gpu/host_copy.h"
+#include "tests/support/gpu/host_kernels.h"
 #include "tests/support/sanitized.h"
 
 namespace hvd::gpu::test {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <map>
+#include <new>
 #include <set>
 #include <string>
 #include <string_view>
@@ -17,10 +18,15 @@ struct StatePlace {
   void* (*allocate)(std::size_t bytes);
   void (*free)(void* memory, std::size_t bytes);
 };
+inline StatePlace& state_place() {
+  static StatePlace own{[](std::size_t bytes) { return ::operator new(bytes); },
+                        [](void* memory, std::size_t) { ::operator delete(memory); }};
+  return own;
+}
 /// Set before anything is made there.
-void place_state(const StatePlace& place);
-void* allocate_state(std::size_t bytes);
-void free_state(void* memory, std::size_t bytes);
+inline void place_state(const StatePlace& place) { state_place() = place; }
+inline void* allocate_state(std::size_t bytes) { return state_place().allocate(bytes); }
+inline void free_state(void* memory, std::size_t bytes) { state_place().free(memory, bytes); }
 
 template <class T>
 struct StateAllocator {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ops/gpu/kernels/poison_kernel.h"
-#include "tests/support/gpu/host_copy.h"
+#include "tests/support/gpu/host_kernels.h"
 
 namespace hvd::gpu::test {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
-/// `launch_batched_copy` (ops/gpu/kernels/kernels.h) done on host memory, one element at a time and
-/// written to be read: the oracle of the kernels on a GPU, and the kernel of the host table. Any
-/// thread, no state.
+/// `launch_batched_copy` and `launch_shared_reduce` (ops/gpu/kernels/kernels.h) done on host
+/// memory: the oracles of the kernels on a GPU, and the kernels of the host table. Any thread, no
+/// state.
 
 #include <cmath>
 #include <cstdint>
@@ -47,30 +47,22 @@ template <class Use>
 void with_host_type(DataType dtype, const Use& use) {
   switch (dtype) {
     case DataType::UInt8:
-    case DataType::Bool:
-      return use(TypeTag<std::uint8_t>());
-    case DataType::Int8:
-      return use(TypeTag<std::int8_t>());
-    case DataType::Int16:
-      return use(TypeTag<std::int16_t>());
-    case DataType::Int32:
-      return use(TypeTag<std::int32_t>());
-    case DataType::Int64:
-      return use(TypeTag<std::int64_t>());
-    case DataType::Float16:
-      return use(TypeTag<Half>());
-    case DataType::BFloat16:
-      return use(TypeTag<Bfloat>());
-    case DataType::Float32:
-      return use(TypeTag<float>());
-    case DataType::Float64:
-      return use(TypeTag<double>());
-    default:
-      throw std::logic_error("with_host_type: not a real type");
+    case DataType::Bool: return use(TypeTag<std::uint8_t>());
+    case DataType::Int8: return use(TypeTag<std::int8_t>());
+    case DataType::Int16: return use(TypeTag<std::int16_t>());
+    case DataType::Int32: return use(TypeTag<std::int32_t>());
+    case DataType::Int64: return use(TypeTag<std::int64_t>());
+    case DataType::Float16: return use(TypeTag<Half>());
+    case DataType::BFloat16: return use(TypeTag<Bfloat>());
+    case DataType::Float32: return use(TypeTag<float>());
+    case DataType::Float64: return use(TypeTag<double>());
+    default: throw std::logic_error("with_host_type: not a real type");
   }
 }
 
-/// Carries the job out at once.
+/// Carries the job out at once, one element at a time.
 CudaCode copy_on_host(const CopyJob& job);
+/// Does so by the scalar kernels of the host.
+CudaCode reduce_job_on_host(const ReduceJob& job);
 
 }  // namespace hvd::gpu::test
