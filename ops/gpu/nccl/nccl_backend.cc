@@ -292,28 +292,30 @@ void NcclBackend::enqueue(const LaunchContext& context, const Batch& batch) {
   const Reduction reduction{traits.dtype, traits.op, traits.prescale_factor,
                             traits.postscale_factor, joined};
   switch (traits.kind) {
-    case OpKind::Allreduce:
-      return enqueue_allreduce(context, reduction, pieces);
-    case OpKind::Reducescatter:
-      return enqueue_reducescatter(context, reduction, pieces);
-    case OpKind::Alltoall:
-      return enqueue_alltoall(context, traits.dtype, pieces);
+    case OpKind::Allreduce: return enqueue_allreduce(context, reduction, pieces);
+    case OpKind::Reducescatter: return enqueue_reducescatter(context, reduction, pieces);
+    case OpKind::Alltoall: return enqueue_alltoall(context, traits.dtype, pieces);
     case OpKind::Broadcast:
       return enqueue_broadcast(context, traits.dtype, local_root(traits), pieces);
-    case OpKind::Allgather:
-      return enqueue_allgather(context, traits.dtype, pieces);
+    case OpKind::Allgather: return enqueue_allgather(context, traits.dtype, pieces);
     default:
       throw InvalidArgument(
           formatted("NCCL backend: {} is not supported", name_of(batch.traits.kind)));
   }
 }
 
-/// Waits for what the streams still do, for a limited time; whether it has ended.
+/// Waits for what the streams still do, all of them for a limited time; whether it has ended. What
+/// was waited for in vain is looked at once more, and shortly.
 bool NcclBackend::comes_to_rest() noexcept {
-  bool rests = true;
-  for (const auto& track : tracks_)
-    rests = gpu::comes_to_rest(table_, device_, track->stream, rest_limit_) && rests;
-  return rests;
+  using std::chrono::milliseconds, std::chrono::steady_clock;
+  const auto limit = is_stuck_ ? std::min(rest_limit_, milliseconds(20)) : rest_limit_;
+  const auto deadline = steady_clock::now() + limit;
+  is_stuck_ = false;
+  for (const auto& track : tracks_) {
+    const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
+    is_stuck_ = is_stuck_ || !gpu::comes_to_rest(table_, device_, track->stream, left);
+  }
+  return !is_stuck_;
 }
 
 }  // namespace hvd::gpu

@@ -121,7 +121,8 @@ class NcclBackend : public Backend {
   std::shared_ptr<Communicators> communicators_;
   std::shared_ptr<LentMemory> lent_;
   std::vector<std::unique_ptr<Track>> tracks_;
-  LaunchOrder order_;  ///< of what NCCL does on all of them
+  LaunchOrder order_;      ///< of what NCCL does on all of them
+  bool is_stuck_ = false;  ///< a stream has not ended what it did, in time
 };
 
 }  // namespace hvd::gpu

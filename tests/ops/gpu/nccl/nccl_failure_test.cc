@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -571,6 +572,36 @@ TEST_CASE("nccl: memory is not freed under a device that does not come to rest")
   }
   CHECK(device.live_memory() == 1);
   CHECK(cluster.misuses() == std::vector<std::string>{"a stream destroyed with work pending"});
+}
+
+TEST_CASE("nccl: a device that does not come to rest is waited for once, whatever its streams") {
+  HostCluster cluster;
+  HostDevice device(cluster, 0);
+  auto tensors = tensors_of(2, 5);
+  for (auto& tensor : tensors) tensor.ready_event = device.user_event(1 << 30, {});
+  NcclOptions options;
+  options.rest_limit = std::chrono::seconds(1);
+  options.streams = 2;
+  std::chrono::steady_clock::time_point start;
+  {
+    NcclBackend backend(
+        device.table(), 0, [](const ProcessSetInfo&, Bytes mine) { return mine; }, options);
+    ProcessSetInfo set{0, {0}, 0};
+    BatchTraits traits;
+    traits.kind = OpKind::Broadcast;
+    traits.set = &set;
+    traits.device.kind = DeviceKind::Cuda;
+    std::vector<std::unique_ptr<Execution>> executions;
+    for (const std::uint64_t stream : {0, 1}) {
+      Batch batch = Rank::batch(traits, tensors);
+      batch.order = stream;
+      executions.push_back(backend.launch(std::move(batch)));
+    }
+    start = std::chrono::steady_clock::now();
+    CHECK_FALSE(backend.abort());
+  }
+  CHECK(std::chrono::steady_clock::now() - start < 2 * options.rest_limit);
+  CHECK(cluster.misuses() == std::vector<std::string>(2, "a stream destroyed with work pending"));
 }
 
 TEST_CASE("nccl: an abort that hangs holds nobody up") {
