@@ -243,43 +243,28 @@ void try_out(std::vector<Mutation>& all, const std::vector<Scenario>& scenarios,
 }  // namespace
 
 bool finds_mutations(const std::vector<Scenario>& scenarios, const std::function<bool()>& cases,
-                     const std::vector<Equivalent>& equivalents, const std::string& only) {
+                     const std::string& only) {
   std::vector<Mutation> all = mutations_of(scenarios, cases);
   std::erase_if(all, [&](const Mutation& mutation) {
     return (mutation.kind + " " + mutation.place).find(only) == std::string::npos;
   });
   if (all.empty()) return false;
-  const auto equivalent = [&](const Mutation& mutation) {
-    return std::find_if(equivalents.begin(), equivalents.end(), [&](const Equivalent& listed) {
-      return mutation.kind == listed.kind &&
-             mutation.place.find(listed.function) != std::string::npos;
-    });
-  };
-  for (Mutation& mutation : all)
-    if (only.empty() && equivalent(mutation) != equivalents.end()) mutation.scenarios.clear();
   try_out(all, scenarios, cases);
-  struct Count {
-    int all = 0, found = 0, equivalent = 0;
-  };
-  std::map<std::string, Count> counts;
+  std::map<std::string, std::pair<int, int>> counts;  // found, of all
   for (const Mutation& mutation : all) {
-    const auto listed = equivalent(mutation);
-    Count& count = counts[mutation.kind];
-    ++count.all;
-    const bool found = !mutation.found.empty(), is_equivalent = listed != equivalents.end();
-    count.found += found ? 1 : 0;
-    count.equivalent += !found && is_equivalent ? 1 : 0;
+    auto& [found, places] = counts[mutation.kind];
+    ++places;
+    found += mutation.found.empty() ? 0 : 1;
     std::printf("%s in %s: %s\n", mutation.kind.c_str(), mutation.place.c_str(),
-                found ? ("found by " + mutation.found + ": " + reason_in(mutation.said)).c_str()
-                : is_equivalent ? ("not tried: " + listed->reason).c_str()
-                                : "NOT FOUND");
+                mutation.found.empty()
+                    ? "NOT FOUND"
+                    : ("found by " + mutation.found + ": " + reason_in(mutation.said)).c_str());
     if (!only.empty()) std::printf("%s\n", mutation.said.c_str());
   }
   bool well = true;
   for (const auto& [kind, count] : counts) {
-    std::printf("%s: %d of %d places found, %d equivalent\n", kind.c_str(), count.found, count.all,
-                count.equivalent);
-    well = well && count.found + count.equivalent == count.all;
+    std::printf("%s: %d of %d places found\n", kind.c_str(), count.first, count.second);
+    well = well && count.first == count.second;
   }
   return well;
 }

@@ -16,17 +16,11 @@ struct Scenario {
   std::map<std::string, std::string> environment;
 };
 
-/// A place whose calls are not left out, and why. `kind` and `function` as the mutations are
-/// printed; the function in part.
-struct Equivalent {
-  std::string kind, function, reason;
-};
-
 /// Runs the cases whole, then without the calls of one place after the other, in each scenario that
 /// has made such calls until one fails; prints what is found. `cases` returns whether all is well,
 /// and runs in a process of its own. `only`: places whose text has that, printed with what they
-/// say; empty: all. Returns whether all but the equivalents are found.
+/// say; empty: all. Returns whether all are found.
 bool finds_mutations(const std::vector<Scenario>& scenarios, const std::function<bool()>& cases,
-                     const std::vector<Equivalent>& equivalents, const std::string& only);
+                     const std::string& only);
 
 }  // namespace hvd::gpu::test

@@ -8,15 +8,16 @@
 #include <c10/core/Event.h>
 
 #include <exception>
-#include <optional>
+#include <memory>
 
 namespace hvd::detail {
 
 class StreamEvent {
  public:
   explicit StreamEvent(c10::Device device)
-      : device_(device), event_(std::in_place, device.type()) {}
+      : device_(device), event_(std::make_unique<c10::Event>(device.type())) {}
   ~StreamEvent() {
+    if (event_ == nullptr) return;  // moved from
     try {
       const c10::DeviceGuard guard(device_);
       event_.reset();
@@ -24,7 +25,7 @@ class StreamEvent {
     }
   }
   StreamEvent(StreamEvent&&) = default;
-  StreamEvent& operator=(StreamEvent&&) = default;
+  StreamEvent& operator=(StreamEvent&&) = delete;  // it would let go of the event without a guard
   StreamEvent(const StreamEvent&) = delete;
   StreamEvent& operator=(const StreamEvent&) = delete;
 
@@ -36,11 +37,14 @@ class StreamEvent {
     const c10::DeviceGuard guard(stream.device());
     event_->block(stream);
   }
-  void synchronize() const { event_->synchronize(); }
+  void synchronize() const {
+    const c10::DeviceGuard guard(device_);
+    event_->synchronize();
+  }
 
  private:
   c10::Device device_;
-  std::optional<c10::Event> event_;
+  std::unique_ptr<c10::Event> event_;
 };
 
 }  // namespace hvd::detail

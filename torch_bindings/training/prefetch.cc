@@ -38,7 +38,7 @@ std::shared_ptr<DeviceFeed::Mark> DeviceFeed::send(const std::vector<at::Tensor*
     throw InvalidArgument(
         "prefetch_to_device: a batch in which no tensor can be found; give tensors, "
         "torch::data::Example, or lists, tuples and maps of them");
-  const c10::StreamGuard guard(stream_->own);
+  const c10::MultiStreamGuard guard(stream_->own);  // of the stream alone: no device is current
   const at::NoGradGuard no_gradient;
   for (at::Tensor* const tensor : tensors) {
     const bool pinned = tensor->is_cpu() && tensor->layout() == at::kStrided;

@@ -230,12 +230,9 @@ class SharedGpuExecution : public Execution {
 
   void pull() {
     switch (batch_.traits.kind) {
-      case OpKind::Broadcast:
-        return pull_from_root();
-      case OpKind::Reducescatter:
-        return pull_and_reduce();
-      default:
-        return pull_parts();
+      case OpKind::Broadcast: return pull_from_root();
+      case OpKind::Reducescatter: return pull_and_reduce();
+      default: return pull_parts();
     }
   }
 
@@ -333,21 +330,21 @@ SharedGpuBackend::SharedGpuBackend(const GpuApi& table, int device, Board& board
       peers_(controls_, self()) {}
 
 SharedGpuBackend::~SharedGpuBackend() {
-  // what `abort` has waited for in vain ends with the process
-  const bool rests = !is_stuck_ && comes_to_rest(table_, device_, stream_, options_.rest_limit);
-  if (rests) {
-    peers_.close();
-  } else {
+  // What `abort` has waited for in vain ends with the process. Without a failure nothing is under
+  // way: each batch was awaited before it was over.
+  if (is_stuck_) {
     // a stream may wait for an event of a rank that has died, which never comes; closing would wait
     // with it
     peers_.leave_open();
+  } else {
+    peers_.close();
   }
   // Neither memory nor events must be let go while another process has them open.
   const auto deadline = std::chrono::steady_clock::now() + options_.rest_limit;
   const bool used = pool_->slabs() > 0 || !turns_.empty();
-  while (rests && used && !peers_.all_closed() && std::chrono::steady_clock::now() < deadline)
+  while (!is_stuck_ && used && !peers_.all_closed() && std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::microseconds(100));
-  if (rests && (!used || peers_.all_closed())) return;
+  if (!is_stuck_ && (!used || peers_.all_closed())) return;
   pool_->leak();
   for (Turn& turn : turns_) {
     turn.packed.leak();

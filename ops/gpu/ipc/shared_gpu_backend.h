@@ -45,8 +45,8 @@ struct SharedGpuOptions {
   std::function<bool(const ProcessSetInfo& set)> takes;
   /// Is asked to look, now and then, whether another rank wants to know; may be null.
   std::shared_ptr<SharingProbe> probe;
-  /// As in NcclOptions; also how long the destructor waits for the other ranks to close this rank's
-  /// memory.
+  /// `abort` waits so long for the stream to run dry, and the destructor for the other ranks to
+  /// close this rank's memory. Longer: a rank that is stuck ends later.
   std::chrono::milliseconds rest_limit = std::chrono::seconds(2);
 };
 
