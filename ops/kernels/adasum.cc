@@ -14,6 +14,11 @@ constexpr std::size_t kBlock = 512;
 
 /// A vector as a combination of the inputs.
 using Combination = std::vector<double>;
+/// The same, and how many ranks it stands for.
+struct Vector {
+  Combination of;
+  double ranks;
+};
 
 struct Product {
   double value = 0;
@@ -32,11 +37,11 @@ Product product(std::span<const double> products, std::size_t n, const Combinati
   return sum;
 }
 
-/// 1 - a.b / 2|a|^2
-double share(const Product& common, const Product& square) {
+/// 1 - weight a.b / |a|^2
+double share(double weight, const Product& common, const Product& square) {
   constexpr double kRoundingErrors = 1e-12;
   if (!(square.value > kRoundingErrors * square.magnitude)) return 1;
-  return 1 - common.value / (2 * square.value);
+  return 1 - weight * common.value / square.value;
 }
 
 class Blocks {
@@ -84,31 +89,33 @@ bool adasum_supported(DataType dtype) {
          dtype == DataType::Float64;
 }
 
-std::vector<double> adasum_coefficients(std::span<const double> products, std::size_t n) {
-  std::vector<Combination> vectors;
+std::vector<double> adasum_coefficients(std::span<const double> products, std::size_t n,
+                                        std::span<const double> ranks) {
+  std::vector<Vector> vectors;
   for (std::size_t i = 0; i < n; ++i) {
-    vectors.emplace_back(n, 0.0);
-    vectors.back()[i] = 1;
+    vectors.push_back({Combination(n, 0.0), ranks.empty() ? 1 : ranks[i]});
+    vectors.back().of[i] = 1;
   }
   while (vectors.size() > 1) {
-    std::vector<Combination> next;
+    std::vector<Vector> next;
     for (std::size_t i = 0; i + 1 < vectors.size(); i += 2) {
-      const Combination& a = vectors[i];
-      const Combination& b = vectors[i + 1];
-      const Product common = product(products, n, a, b);
-      const double of_a = share(common, product(products, n, a, a));
-      const double of_b = share(common, product(products, n, b, b));
-      Combination& sum = next.emplace_back(n);
-      for (std::size_t k = 0; k < n; ++k) sum[k] = of_a * a[k] + of_b * b[k];
+      const Vector& a = vectors[i];
+      const Vector& b = vectors[i + 1];
+      const double both = a.ranks + b.ranks;
+      const Product common = product(products, n, a.of, b.of);
+      const double of_a = share(a.ranks / both, common, product(products, n, a.of, a.of));
+      const double of_b = share(b.ranks / both, common, product(products, n, b.of, b.of));
+      Vector& sum = next.emplace_back(Combination(n), both);
+      for (std::size_t k = 0; k < n; ++k) sum.of[k] = of_a * a.of[k] + of_b * b.of[k];
     }
     if (vectors.size() % 2 == 1) next.push_back(std::move(vectors.back()));
     vectors = std::move(next);
   }
-  return vectors.empty() ? Combination{} : std::move(vectors.front());
+  return vectors.empty() ? Combination{} : std::move(vectors.front().of);
 }
 
 void adasum(const Reduction& reduction, std::span<const void* const> in, std::span<void* const> out,
-            std::size_t count) {
+            std::size_t count, std::span<const double> ranks) {
   if (!adasum_supported(reduction.dtype))
     throw std::invalid_argument("adasum: not a type of real floating-point numbers");
   const std::size_t n = in.size();
@@ -137,7 +144,7 @@ void adasum(const Reduction& reduction, std::span<const void* const> in, std::sp
   }
   for (std::size_t i = 0; i < n; ++i)
     for (std::size_t j = 0; j < i; ++j) products[i * n + j] = products[j * n + i];
-  const std::vector<double> coefficients = adasum_coefficients(products, n);
+  const std::vector<double> coefficients = adasum_coefficients(products, n, ranks);
 
   std::array<double, kBlock> sum{};
   for (std::size_t block = 0; block < blocks.size(); ++block) {

@@ -15,23 +15,32 @@ constexpr unsigned kUp = 0;
 constexpr unsigned kDown = 1;
 
 /// Returns the place of domain `self` of `present` in the tree of pairs over `all` domains.
-TreePlace place_among_pairs(const Arrangement& all, const Arrangement& present, std::size_t self) {
-  std::vector<std::optional<std::size_t>> slots;
+PlaceAmongPairs place_among_pairs(const Arrangement& all, const Arrangement& present,
+                                  std::size_t self) {
+  struct Slot {
+    std::optional<std::size_t> domain;
+    double ranks = 0;
+  };
+  std::vector<Slot> slots;
   for (const auto& domain : all.domains) {
-    auto& slot = slots.emplace_back();
+    auto& slot = slots.emplace_back(std::nullopt, static_cast<double>(domain.size()));
     for (std::size_t i = 0; i < present.domains.size(); ++i)
-      if (std::binary_search(domain.begin(), domain.end(), present.domains[i].front())) slot = i;
+      if (std::binary_search(domain.begin(), domain.end(), present.domains[i].front()))
+        slot.domain = i;
   }
-  TreePlace result;
+  PlaceAmongPairs result;
   result.parent = self;
   while (slots.size() > 1) {
-    std::vector<std::optional<std::size_t>> next;
+    std::vector<Slot> next;
     for (std::size_t i = 0; i < slots.size(); i += 2) {
-      const auto& a = slots[i];
-      const auto b = i + 1 < slots.size() ? slots[i + 1] : std::nullopt;
-      if (a && b && *a == self) result.children.push_back(*b);
-      if (a && b && *b == self) result.parent = *a;
-      next.push_back(a ? a : b);
+      const Slot& a = slots[i];
+      const Slot b = i + 1 < slots.size() ? slots[i + 1] : Slot{};
+      if (a.domain && b.domain && *a.domain == self) {
+        result.children.push_back(*b.domain);
+        result.ranks.push_back({a.ranks, b.ranks});
+      }
+      if (a.domain && b.domain && *b.domain == self) result.parent = *a.domain;
+      next.push_back({a.domain ? a.domain : b.domain, a.ranks + b.ranks});
     }
     slots = std::move(next);
   }
@@ -114,14 +123,14 @@ bool AdasumExecution::gather() {
   }
   if (!from_child_->over()) return worked;
   from_child_.reset();
-  ++gathered_;
+  const auto& ranks = tree_.ranks[gathered_++];
   kernels::Reduction reduction = across_;
   if (!is_root() || gathered_ < tree_.children.size()) reduction.postscale = 1;
   const std::byte* at = theirs_.data();
   for (const auto& member : batch_.members) {
     const std::array<const void*, 2> in{output(member, 0), at};
     const std::array<void*, 1> out{output(member, 0)};
-    kernels::adasum(reduction, in, out, static_cast<std::size_t>(member.count));
+    kernels::adasum(reduction, in, out, static_cast<std::size_t>(member.count), ranks);
     at += bytes_of(member.count);
   }
   return true;

@@ -13,13 +13,22 @@
 /// result.
 // Tested in tests/ops/p2p/execution_test.cc
 
+#include <array>
 #include <optional>
+#include <vector>
 
 #include "ops/kernels/reduce.h"
 #include "ops/p2p/chunks.h"
 #include "ops/p2p/execution.h"
 
 namespace hvd {
+
+/// A PlaceAmongPairs is the place of a domain in the tree of pairs.
+struct PlaceAmongPairs : TreePlace {
+  /// How many ranks this domain's result stands for when it takes a child's, and that one; the
+  /// nearest child first.
+  std::vector<std::array<double, 2>> ranks;
+};
 
 class AdasumExecution final : public P2pExecution {
  public:
@@ -46,7 +55,7 @@ class AdasumExecution final : public P2pExecution {
 
   const Flattened flat_;
   const Arrangement all_;  ///< with those who have joined
-  const TreePlace tree_;   ///< of the domains
+  const PlaceAmongPairs tree_;
   kernels::Reduction here_, across_;
   Step step_ = Step::Combine;
   bool claimed_all_ = false;

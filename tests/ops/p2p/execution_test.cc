@@ -54,6 +54,7 @@ Bytes adasum_of(const Topology& topology, const std::vector<Bytes>& inputs, cons
   const std::size_t count = inputs.front().size() / element_bytes(how.dtype);
   std::vector<int> numbers;
   std::vector<Bytes> results;
+  std::vector<double> ranks;  // that each stands for
   for (std::size_t rank = 0; rank < inputs.size(); ++rank) {
     const int domain = topology.domain_of_rank[rank];
     if (std::find(numbers.begin(), numbers.end(), domain) != numbers.end()) continue;
@@ -61,6 +62,7 @@ Bytes adasum_of(const Topology& topology, const std::vector<Bytes>& inputs, cons
     std::vector<const void*> in;
     for (std::size_t other = rank; other < inputs.size(); ++other)
       if (topology.domain_of_rank[other] == domain) in.push_back(inputs[other].data());
+    ranks.push_back(static_cast<double>(in.size()));
     std::array<void*, 1> out{results.emplace_back(inputs.front().size()).data()};
     kernels::adasum(
         {how.dtype, ReduceOp::Adasum, how.prescale, topology.domains > 1 ? 1 : how.postscale}, in,
@@ -68,14 +70,21 @@ Bytes adasum_of(const Topology& topology, const std::vector<Bytes>& inputs, cons
   }
   while (results.size() > 1) {
     std::vector<Bytes> next;
+    std::vector<double> sums;
     for (std::size_t i = 0; i + 1 < results.size(); i += 2) {
+      const std::array<double, 2> of{ranks[i], ranks[i + 1]};
+      sums.push_back(of[0] + of[1]);
       std::array<void*, 1> out{next.emplace_back(inputs.front().size()).data()};
       kernels::adasum({how.dtype, ReduceOp::Adasum, 1, results.size() == 2 ? how.postscale : 1},
                       std::array<const void*, 2>{results[i].data(), results[i + 1].data()}, out,
-                      count);
+                      count, of);
     }
-    if (results.size() % 2 == 1) next.push_back(results.back());
+    if (results.size() % 2 == 1) {
+      next.push_back(results.back());
+      sums.push_back(ranks.back());
+    }
     results = std::move(next);
+    ranks = std::move(sums);
   }
   return results.front();
 }
@@ -88,6 +97,33 @@ std::uint64_t sent_by_all(MpiWorld& world) {
 }
 
 }  // namespace
+
+TEST_CASE(
+    "Adasum averages parallel vectors and adds orthogonal ones, however many ranks each is of") {
+  for (std::size_t n = 1; n <= 9; ++n) {
+    std::vector<float> parallel(n), all(n * n), result(n);
+    std::vector<const void*> in, orthogonal;
+    std::vector<double> ranks;
+    double sum = 0, number = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      parallel[i] = static_cast<float>(i + 1);
+      all[i * n + i] = parallel[i];
+      ranks.push_back(static_cast<double>(i % 3 + 1));
+      sum += ranks.back() * static_cast<double>(i + 1);
+      number += ranks.back();
+      in.push_back(&parallel[i]);
+      orthogonal.push_back(&all[i * n]);
+    }
+    const std::array<void*, 1> out{result.data()};
+    const kernels::Reduction how{DataType::Float32, ReduceOp::Adasum};
+    kernels::adasum(how, in, out, 1);
+    CHECK(result[0] == doctest::Approx(static_cast<double>(n + 1) / 2));
+    kernels::adasum(how, in, out, 1, ranks);
+    CHECK(result[0] == doctest::Approx(sum / number));
+    kernels::adasum(how, orthogonal, out, n, ranks);
+    CHECK(result == parallel);
+  }
+}
 
 TEST_CASE("alltoall: uneven splits, nothing for some, rows that are not sent; many at once" *
           doctest::timeout(280)) {

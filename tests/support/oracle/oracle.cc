@@ -111,15 +111,20 @@ long double dot(const Vector& a, const Vector& b) {
   return sum;
 }
 
+/// A vector, and how many ranks it stands for.
+struct Weighted {
+  Vector of;
+  long double ranks;
+};
+
 /// Maleki et al., MLSys 2021: what two vectors have in common counts once.
-Vector pair_of(const Vector& a, const Vector& b) {
-  const long double common = dot(a, b);
-  const long double aa = dot(a, a);
-  const long double bb = dot(b, b);
-  const long double of_a = aa == 0 ? 1 : 1 - common / (2 * aa);
-  const long double of_b = bb == 0 ? 1 : 1 - common / (2 * bb);
-  Vector sum(a.size());
-  for (std::size_t i = 0; i < a.size(); ++i) sum[i] = of_a * a[i] + of_b * b[i];
+Weighted pair_of(const Weighted& a, const Weighted& b) {
+  const long double common = dot(a.of, b.of);
+  const long double aa = dot(a.of, a.of), bb = dot(b.of, b.of), both = a.ranks + b.ranks;
+  const long double of_a = aa == 0 ? 1 : 1 - a.ranks / both * common / aa;
+  const long double of_b = bb == 0 ? 1 : 1 - b.ranks / both * common / bb;
+  Weighted sum{Vector(a.of.size()), both};
+  for (std::size_t i = 0; i < a.of.size(); ++i) sum.of[i] = of_a * a.of[i] + of_b * b.of[i];
   return sum;
 }
 
@@ -131,13 +136,13 @@ std::vector<std::size_t> all_places(std::size_t size) {
 
 /// In pairs of neighbours, the last of an odd number as it is, and what they have become again.
 /// `cancels`: two of them nearly do, compared with `most`, the largest square of an input.
-Vector combined(std::vector<Vector> vectors, long double most, bool& cancels) {
+Weighted combined(std::vector<Weighted> vectors, long double most, bool& cancels) {
   while (vectors.size() > 1) {
     for (std::size_t i = 0; i < vectors.size() / 2 * 2; ++i) {
-      const long double square = dot(vectors[i], vectors[i]);
+      const long double square = dot(vectors[i].of, vectors[i].of);
       cancels = cancels || (square > 0 && square < 1e-4L * most);
     }
-    std::vector<Vector> next;
+    std::vector<Weighted> next;
     for (std::size_t i = 0; i + 1 < vectors.size(); i += 2)
       next.push_back(pair_of(vectors[i], vectors[i + 1]));
     if (vectors.size() % 2 == 1) next.push_back(vectors.back());
@@ -161,13 +166,13 @@ Expected adasum(const Reduction& what, const std::vector<Block>& inputs, std::si
   bool cancels = false;
   long double most = 0;
   for (const Vector& vector : vectors) most = std::max(most, dot(vector, vector));
-  std::vector<Vector> of_domains;
+  std::vector<Weighted> of_domains;
   for (const auto& places : domains) {
-    std::vector<Vector> own;
-    for (const std::size_t place : places) own.push_back(vectors[place]);
+    std::vector<Weighted> own;
+    for (const std::size_t place : places) own.push_back({vectors[place], 1});
     of_domains.push_back(combined(std::move(own), most, cancels));
   }
-  const Vector result = combined(std::move(of_domains), most, cancels);
+  const Vector result = combined(std::move(of_domains), most, cancels).of;
   Expected expected{what.dtype, Block(count * sizeof(typename N::Stored)),
                     std::vector<double>(count), cancels};
   for (std::size_t i = 0; i < count; ++i) {

@@ -23,6 +23,17 @@ std::optional<bool> allowed(at::ScalarType type, ReduceOp op) {
   return !(at::isComplexType(type) && extreme);
 }
 
+TEST_CASE("allreduce: Adasum averages parallel vectors and adds orthogonal ones, of any ranks") {
+  const int ranks = hvd::size();
+  const at::Tensor parallel = torch::ones({5}, kDouble) * (hvd::rank() + 1);
+  CHECK(torch::allclose(hvd::allreduce(parallel, {.op = ReduceOp::Adasum}),
+                        torch::ones({5}, kDouble) * (ranks + 1) / 2));
+  at::Tensor orthogonal = torch::zeros({ranks}, kFloat);
+  orthogonal[hvd::rank()] = hvd::rank() + 2;
+  CHECK(torch::allclose(hvd::allreduce(orthogonal, {.op = ReduceOp::Adasum}),
+                        torch::arange(2, ranks + 2, kFloat)));
+}
+
 TEST_CASE("allreduce: every type and operation, in every form") {
   const std::vector<std::int64_t> sizes{3, 5};
   for (const auto type : kTypes) {

@@ -15,19 +15,26 @@ using torch::optim::Optimizer, torch::optim::SGD, torch::optim::SGDOptions;
 /// By hand, in double: pairs of neighbours, then pairs of their results; one that is left over
 /// waits.
 at::Tensor adasum_by_hand(Parameters vectors) {
+  std::vector<double> ranks(vectors.size(), 1.0);
   while (vectors.size() > 1) {
     Parameters next;
+    std::vector<double> sums;
     for (std::size_t i = 0; i + 1 < vectors.size(); i += 2) {
       const at::Tensor &a = vectors[i], &b = vectors[i + 1];
+      sums.push_back(ranks[i] + ranks[i + 1]);
       const double common = a.mul(b).sum().item<double>();
-      const auto share = [&](const at::Tensor& of) {
+      const auto share = [&](const at::Tensor& of, double weight) {
         const double square = of.square().sum().item<double>();
-        return square > 0 ? 1 - common / (2 * square) : 1.0;
+        return square > 0 ? 1 - weight / sums.back() * common / square : 1.0;
       };
-      next.push_back(a * share(a) + b * share(b));
+      next.push_back(a * share(a, ranks[i]) + b * share(b, ranks[i + 1]));
     }
-    if (vectors.size() % 2 == 1) next.push_back(vectors.back());
+    if (vectors.size() % 2 == 1) {
+      next.push_back(vectors.back());
+      sums.push_back(ranks.back());
+    }
     vectors = std::move(next);
+    ranks = std::move(sums);
   }
   return vectors.front();
 }
