@@ -80,8 +80,6 @@ constexpr std::array<RouteRow, kRoutes> kRows{{
     {Route::EachItsPart, "each its part", "each rank, out of the others' inputs",
      "what ranks get differs, or is much: all share the work",
      [](const Question& q) { return is_lent(q) || is_taking(q); }},
-    {Route::Agreed, "agreement alone", "whoever completes the agreement", "nothing is to be moved",
-     [](const Question& q) { return is_batch(q) && q.kind == OpKind::Barrier; }},
     {Route::Claimed, "claimed chunks", "whichever rank claims a chunk",
      "a rank that is not scheduled holds nobody up",
      [](const Question& q) {
@@ -117,13 +115,15 @@ static_assert(std::ranges::all_of(kRows, [](const RouteRow& row) {
 
 std::span<const RouteRow, kRoutes> all_routes() { return kRows; }
 
-RouteChoice choose(const RouteQuestion& question) {
-  const Route route =
-      std::ranges::find_if(kRows, [&](const RouteRow& row) { return row.takes(question); })->route;
-  if (route != Route::EachItsPart) return {route};
-  if (is_lent(question)) return {route, Access::Lent};
-  if (is_copied(question)) return {route, Access::Copied};
-  return {route, has_rings(question) ? Access::Ring : Access::Read};
+std::optional<RouteChoice> choose(const RouteQuestion& question) {
+  const auto* const row =
+      std::ranges::find_if(kRows, [&](const RouteRow& one) { return one.takes(question); });
+  if (row == kRows.end()) return std::nullopt;
+  if (row->route != Route::EachItsPart) return RouteChoice{row->route};
+  const auto by = [&](Access access) { return RouteChoice{row->route, access}; };
+  if (is_lent(question)) return by(Access::Lent);
+  if (is_copied(question)) return by(Access::Copied);
+  return by(has_rings(question) ? Access::Ring : Access::Read);
 }
 
 std::string_view name_of(Route route) { return kRows[static_cast<std::size_t>(route)].name; }

@@ -23,7 +23,6 @@ namespace hvd {
 enum class Route : std::uint8_t {
   AtSlot,       ///< the last rank to arrive does it for all, in blocks that stay
   EachItsPart,  ///< each takes its part of the others' inputs; an Access says how
-  Agreed,       ///< nothing but the agreement
   Claimed,      ///< chunks, each reduced by whichever rank claims it
   Adasum,       ///< the same with whole tensors; between hosts the sums of the hosts, in pairs
   Direct,       ///< the leaders of the hosts send each other what their hosts contribute
@@ -355,13 +354,14 @@ struct RouteRow {
   std::string_view name;                         ///< "at the slot", ...
   std::string_view who;                          ///< does the work
   std::string_view why;                          ///< it is taken
-  bool (*takes)(const RouteQuestion& question);  ///< returns true of one row for each question
+  bool (*takes)(const RouteQuestion& question);  ///< returns true of one row at most
 };
 
 /// Returns what is known of all routes, in the order of their numbers.
 std::span<const RouteRow, kRoutes> all_routes();
-/// Returns the way that the operation takes.
-RouteChoice choose(const RouteQuestion& question);
+/// Returns the way that the operation takes; none of one whose agreement is all there is to it: a
+/// barrier that is negotiated.
+std::optional<RouteChoice> choose(const RouteQuestion& question);
 /// Returns "at the slot", ...
 std::string_view name_of(Route route);
 /// Returns "each its part: copied in", ...

@@ -121,8 +121,6 @@ void OutcomeHandler::act_on_agreement(const Outcomes::Agreed& agreed) {
   if (entry->submission.tensors.empty()) entry->unfinished = 0;
   entry->unqueued = entry->unfinished;
   note_rows(*entry, unit, static_cast<std::size_t>(set.rank));
-  if (unit.key.kind == OpKind::Barrier)
-    parts_.stats->add(parts_.stats->routes[static_cast<std::size_t>(Route::Agreed)], 1);
   if (unit.key.kind == OpKind::Join) queue_.start_again(unit.key.process_set);
   if (entry->trace != 0)
     parts_.timeline->agreed(entry->trace, unit.key.kind == OpKind::Control ? -1 : what.last,

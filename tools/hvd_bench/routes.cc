@@ -41,14 +41,14 @@ RouteQuestion question_of(const Options& options) {
 }
 
 struct Pair {
-  RouteChoice repeated, otherwise;
+  std::optional<RouteChoice> repeated, otherwise;
   bool operator==(const Pair&) const = default;
 };
 
 Pair routes_of(RouteQuestion question, std::size_t bytes) {
   question.bytes = bytes;
   question.repeats = true;
-  const RouteChoice repeated = hvd::choose(question);
+  const auto repeated = hvd::choose(question);
   question.repeats = false;
   return {repeated, hvd::choose(question)};
 }
@@ -83,11 +83,15 @@ std::string rows_of(RouteQuestion question, std::set<Route>& taken) {
       to = alike;
       if (alike < next) break;
     }
-    taken.insert({pair.repeated.route, pair.otherwise.route});
+    const auto name = [&](const std::optional<RouteChoice>& way) {
+      if (!way) return std::string("none: agreed, and done");
+      taken.insert(way->route);
+      return hvd::name_of(*way);
+    };
     const bool is_last = to == kMostBytes;
     const std::string sizes = is_last ? (from == 0 ? "any" : "more") : "to " + text_of_bytes(to);
     text += fmt::format("| {} | {} | {} | {} |\n", from == 0 ? hvd::name_of(question.kind) : "",
-                        sizes, hvd::name_of(pair.repeated), hvd::name_of(pair.otherwise));
+                        sizes, name(pair.repeated), name(pair.otherwise));
     from = to + 1;
   }
   return text;
