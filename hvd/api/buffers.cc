@@ -46,8 +46,8 @@ Submission reduction(const std::vector<Buffer>& inputs, const std::vector<Buffer
                      const AllreduceOptions& options) {
   require_running();
   if (inputs.size() != outputs.size() || inputs.empty())
-    throw InvalidArgument(
-        formatted("grouped_allreduce: {} inputs and {} outputs", inputs.size(), outputs.size()));
+    throw InvalidArgument(formatted("grouped_allreduce '{}': {} inputs and {} outputs",
+                                    options.name, inputs.size(), outputs.size()));
   Submission submission = request(OpKind::Allreduce, options, inputs.front().device);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].dtype != outputs[i].dtype || inputs[i].shape != outputs[i].shape)
@@ -80,7 +80,8 @@ class Travelling {
     require_running();
     options.compression.refuse_memory("allreduce");
     if (inputs.size() != outputs.size())
-      throw InvalidArgument(formatted("{} inputs and {} outputs", inputs.size(), outputs.size()));
+      throw InvalidArgument(formatted("grouped_allreduce '{}': {} inputs and {} outputs",
+                                      options.name, inputs.size(), outputs.size()));
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const Buffer& input = inputs[i];
       const DataType wire = options.compression.wire_type(input.dtype);

@@ -73,7 +73,7 @@ void start_timeline(const std::string& path, const TimelineOptions& options) {
 }
 void stop_timeline() {
   const LibraryCall call;
-  engine()->timeline().stop();
+  if (const auto world = current_world_if_any()) world->engine->timeline().stop();
 }
 
 std::shared_ptr<void> allocate_shared(std::size_t bytes) {

@@ -24,6 +24,7 @@ constexpr auto kFlushInterval = 100ms;
 constexpr std::uint32_t kNamedTracks = 4096;
 constexpr TraceTime kCounterInterval = 1'000'000;  // a counter's steps are told apart no finer
 constexpr std::size_t kDimensionsShown = 16;
+constexpr std::string_view kEarlyCopy = "MEMCPY_IN_SHARED_MEMORY";
 constexpr std::string_view kCopyIn = "MEMCPY_IN_FUSION_BUFFER";
 constexpr std::string_view kCopyOut = "MEMCPY_OUT_FUSION_BUFFER";
 
@@ -200,9 +201,8 @@ std::uint64_t Timeline::submitted(const Submission& submission, std::string_view
     operation.arguments = "\"tensor\":" + json_string(name) +
                           (operation.arguments.empty() ? "" : ",") + operation.arguments;
   begin(track, since, "NEGOTIATE_" + upper(name_of(submission.kind)), operation.arguments);
-  operation.is_copied_in = copy.to > copy.from;
-  if (operation.is_copied_in) {
-    begin(track, copy.from, kCopyIn);
+  if (copy.to > copy.from) {
+    begin(track, copy.from, kEarlyCopy);
     put_on(track, 'E', copy.to);
   }
   mark(track, at, run_.rank, " ready");
@@ -227,7 +227,7 @@ void Timeline::launched(std::uint64_t id, std::string_view backend) {
   Operation* const operation = find(id, Phase::Agreed);
   if (operation == nullptr) return;
   const TraceTime at = now();
-  if (!operation->is_copied_in) enter(*operation, Phase::Agreed, at, kCopyIn);
+  enter(*operation, Phase::Agreed, at, kCopyIn);
   enter(*operation, Phase::Launched, at, upper(backend) + "_" + upper(name_of(operation->kind)));
   --run_.queued;
   run_.bytes += operation->bytes;

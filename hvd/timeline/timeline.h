@@ -11,14 +11,14 @@
 /// in their arguments. Track 0 is the rank's own: cycles and counters.
 ///
 /// The slices mean: NEGOTIATE_<OP>: from submission until all ranks have agreed; within it
-/// MEMCPY_IN_FUSION_BUFFER, the copy that the submitting thread makes of a tensor outside shared
+/// MEMCPY_IN_SHARED_MEMORY, the copy that the submitting thread makes of a tensor outside shared
 /// memory, then "rank r ready" (each rank has its own), and "rank q was last". <OP>: until the
 /// result is there, which it is at once where nothing has to travel (BARRIER); within it
-/// WAIT_FOR_DATA until the batch is launched, MEMCPY_IN_FUSION_BUFFER unless it was before, the
+/// WAIT_FOR_DATA until the batch is launched, MEMCPY_IN_FUSION_BUFFER, the
 /// transport (SHM_ALLREDUCE, MPI_ALLGATHER, NCCL_BROADCAST...) and MEMCPY_OUT_FUSION_BUFFER. The
-/// two copies have no length where there are none, and where the transport makes them piece by
-/// piece, or on the device: its slice, which ends when the host knows of the end, has their time.
-/// Operations of a group, and of a batch, have equal times.
+/// two copies have no length where there are none, or an early one, and where the transport makes
+/// them piece by piece, or on the device: its slice, which ends when the host knows of the end, has
+/// their time. Operations of a group, and of a batch, have equal times.
 
 #include <atomic>
 #include <chrono>
@@ -100,7 +100,6 @@ class Timeline {
     OpKind kind;
     std::int64_t bytes;
     std::string arguments;
-    bool is_copied_in = false;  ///< before it was agreed on
     Phase phase = Phase::Submitted;
   };
   /// A Run is what is known of the operations of one file.

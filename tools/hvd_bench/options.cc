@@ -38,6 +38,9 @@ Choices<hvd::DataType> dtypes() {
     const auto dtype = static_cast<hvd::DataType>(number);
     choices.emplace(hvd::name_of(dtype), dtype);
   }
+  choices.insert({{"half", hvd::DataType::Float16},  // as nccl-tests calls them
+                  {"float", hvd::DataType::Float32},
+                  {"double", hvd::DataType::Float64}});
   return choices;
 }
 

@@ -12,7 +12,7 @@ namespace hvd::detail {
 
 namespace {
 
-/// As orthonormal(); in place, and on the CPU.
+/// Does what orthonormal() does, in place and on the CPU; returns which columns are empty.
 template <class T>
 std::vector<std::int64_t> orthonormalise(at::Tensor& matrix) {
   auto p = matrix.accessor<T, 2>();
