@@ -11,6 +11,8 @@ place=/dev/shm # the memory of the GPUs is a file
 if [ "$(df --output=avail -k "$place" 2>/dev/null | tail -1)" -lt 4000000 ] 2>/dev/null; then place=${TMPDIR:-/tmp}; fi
 world=$(mktemp "$place/hvd_gpus.XXXXXX") || exit 1
 trap 'rm -f "$world"' EXIT
+# whichever thread of a process does what lies on a stream: the same bits as the program's own
+export OMP_NUM_THREADS=1
 schedules=()
 if [ -n "${HVD_TEST_GPU_SCHEDULE:-}" ]; then
   schedules=("$HVD_TEST_GPU_SCHEDULE")
