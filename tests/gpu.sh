@@ -4,7 +4,7 @@
 #   bash tests/gpu.sh [SECTION...]     default: all, in this order, the most valuable first
 #     build         CUDA and NCCL required, in build-gpu/; warnings are no errors, as compilers differ
 #     probe         half a minute: driver, libraries, kernels for this GPU, compute mode, memory and an event of another process, managed memory,
-#                   MPS. What is not possible here is not tried later: its verdict is "not possible here", which is no failure and no pass
+#                   MPS, NCCL. What is not possible here is not tried later: its verdict is "not possible here", which is no failure and no pass
 #     torch         LibTorch tensors in the order of streams alone, a kernel that sleeps before each collective: with 1 rank, with 4 that
 #                   share the GPU, and with one for each GPU
 #     communicator  NCCL communicators of one rank: made, registered with, used, aborted; the memory is back afterwards; what NCCL rounds
@@ -13,7 +13,8 @@
 #     ranks         ranks that share the GPU: 10,000 small batches; the death of one of 4 in the middle of its work
 #     kernels       the copy, the reduction and the abort's kernels against the host's, and their rates; host memory that is registered with CUDA; the
 #                   control flow over the host table
-#     contract      the contract suite on GPU tensors: shared GPU with 1, 2 and 4 ranks, staged with 2, NCCL with one rank per GPU
+#     contract      the contract suite on GPU tensors: shared GPU with 1, 2 and 4 ranks, staged with 2, NCCL with one rank per GPU, or with 2
+#                   ranks where there is but one (NCCL 2.30)
 #     bench         what a training step costs: ResNet-50, in fp32 and in mixed precision, by NCCL and by the way of a shared GPU; and
 #                   allreduces of GPU memory by 4 ranks that share the GPU, with and without MPS, against a copy within the GPU
 #     train         the example trainer on the CPU and on the GPU: the same losses, with 1 rank and with 4
@@ -22,8 +23,8 @@
 #   bash tests/gpu.sh first | second | third     the same in three calls that end within ten minutes each, where a machine is lent so long:
 #     build (without the trainer and the benchmarks), probe, torch, communicator, ranks | probe, kernels, contract | probe, bench, train
 #     What they need is built anew where the machine is another one.
-# Fast enough (tests/gpu_limits.py): kernels at 85 % of a copy; an allreduce of 256 MiB in place by ranks that share the GPU at 50 %, with MPS
-# 70 %; a step of one rank in 1.01 times a plain one.
+# Fast enough (tests/gpu_limits.py), by the median of three runs: kernels at 85 % of a copy; an allreduce of 256 MiB in place by ranks that share
+# the GPU at 50 %, with MPS 70 %; a step of one rank in 1.01 times a plain one.
 # It needs nvcc, cmake, ninja and LibTorch (the python3's torch). What such a machine often lacks (Open MPI, header-only libraries) comes from
 # the folder .gpu-kit, made on another machine by 'bash cmake/gpu_kit.sh' and carried along.
 # No section takes longer than ten minutes; what there is no time left for in it has failed. Each can be asked for alone, once there is a
@@ -228,15 +229,16 @@ contract() {
   local backend=$1 ranks=$2 name phrase
   shift 2
   name="contract, $backend, $ranks ranks${HVD_NCCL_REGISTRATION:+, registration $HVD_NCCL_REGISTRATION}"
+  if [ -n "${one_gpu:-}" ]; then name="contract, $ranks ranks of NCCL's on one GPU"; fi
   case $backend in
-    nccl) phrase="one rank per GPU, NCCL" ;;
+    nccl) phrase=${one_gpu:+ranks share a GPU, NCCL} phrase=${phrase:-one rank per GPU, NCCL} ;;
     shared) phrase="through CUDA IPC" ;;
     *) phrase="staged through host memory" ;;
   esac
   possible managed "$name" || return
   if [ "$backend" = shared ]; then possible sharing "$name" || return; fi
-  step "$name" 280 bash -c "$(declare -f described); described \"\$@\"" - "$phrase" env HVD_GPU_BACKEND="$backend" mpirun -np "$ranks" \
-    build-gpu/tests/contract_gpu_tests --mpi --gpu "$@"
+  step "$name" 280 bash -c "$(declare -f described); described \"\$@\"" - "$phrase" env HVD_GPU_BACKEND="$backend" \
+    ${one_gpu:+NCCL_MULTI_RANK_GPU_ENABLE=1} mpirun -np "$ranks" build-gpu/tests/contract_gpu_tests --mpi --gpu "$@"
 }
 
 section_contract() {
@@ -248,6 +250,8 @@ section_contract() {
     if [ "$ranks" -gt "$gpus" ]; then continue; fi
     for registration in none buffer window; do HVD_NCCL_REGISTRATION=$registration contract nccl "$ranks"; done
   done
+  # else NCCL would never run with more than one rank here
+  if [ "$gpus" -eq 1 ] && possible several "contract, 2 ranks of NCCL's on one GPU"; then one_gpu=yes contract nccl 2; fi
 }
 
 # The losses of two records agree to a thousandth.
@@ -284,9 +288,18 @@ section_train() {
   done
 }
 
+# thrice NAME SECONDS RECORD COMMAND...: three runs, with the records RECORD_1.json to RECORD_3.json, for a threshold.
+thrice() {
+  local what=$1 limit=$2 record=$3 run
+  shift 3
+  for run in 1 2 3; do step "$what, run $run of 3" "$limit" "$@" --json "${record}_$run.json" || return; done
+}
+
 # shared_rate NAME RECORD PERCENT
 shared_rate() {
-  step "$1" 30 python3 tests/gpu_limits.py shared "${name}_allreduce_1.json" "$2" "$3"
+  local run pairs=()
+  for run in 1 2 3; do pairs+=("${name}_allreduce_1_$run.json" "$2_$run.json"); done
+  step "$1" 30 python3 tests/gpu_limits.py shared "${pairs[@]}" "$3"
 }
 
 # The tables are kept as JSON, too.
@@ -296,19 +309,19 @@ section_bench() {
   step "build step_bench" 300 cmake --build build-gpu --target step_bench &&
   for way in nccl shared; do
     for amp in "" bf16; do
-      local record=${name}_step_1_$way${amp:+_$amp}.json what="step, 1 rank, $way${amp:+, $amp}"
-      step "$what" 120 env HVD_GPU_BACKEND=$way mpirun -np 1 build-gpu/tests/step_bench "${options[@]}" ${amp:+--amp "$amp"} --json "$record" &&
-        step "$what: at most 1.01 of a plain one" 30 python3 tests/gpu_limits.py step "$record" 1.01
+      local record=${name}_step_1_$way${amp:+_$amp} what="step, 1 rank, $way${amp:+, $amp}"
+      thrice "$what" 120 "$record" env HVD_GPU_BACKEND=$way mpirun -np 1 build-gpu/tests/step_bench "${options[@]}" ${amp:+--amp "$amp"} &&
+        step "$what: at most 1.01 of a plain one" 30 python3 tests/gpu_limits.py step "$record"_{1,2,3}.json 1.01
     done
   done
   local sizes=(--device cuda --versus memcpy --check --min-bytes 1K --max-bytes 256M)
-  step "hvd_bench, 1 rank" 100 mpirun -np 1 build-gpu/tools/hvd_bench "${sizes[@]}" --memory ordinary --json "${name}_allreduce_1.json"
+  thrice "hvd_bench, 1 rank" 100 "${name}_allreduce_1" mpirun -np 1 build-gpu/tools/hvd_bench "${sizes[@]}" --memory ordinary
   possible sharing "hvd_bench, 4 ranks" "allreduce of 4 ranks in place: 50 % of a copy" "hvd_bench, ResNet-50's gradients, 4 ranks" || return
-  step "hvd_bench, 4 ranks" 150 mpirun -np 4 build-gpu/tools/hvd_bench "${sizes[@]}" --memory ordinary,arena --json "${name}_allreduce_4.json" &&
-    shared_rate "allreduce of 4 ranks in place: 50 % of a copy" "${name}_allreduce_4.json" 50
+  thrice "hvd_bench, 4 ranks" 150 "${name}_allreduce_4" mpirun -np 4 build-gpu/tools/hvd_bench "${sizes[@]}" --memory ordinary,arena &&
+    shared_rate "allreduce of 4 ranks in place: 50 % of a copy" "${name}_allreduce_4" 50
   if command -v nvidia-cuda-mps-control >/dev/null && nvidia-cuda-mps-control -d </dev/null >>"$log" 2>&1; then
-    step "hvd_bench, 4 ranks, MPS" 150 mpirun -np 4 build-gpu/tools/hvd_bench "${sizes[@]}" --memory arena --json "${name}_allreduce_4_mps.json" &&
-      shared_rate "allreduce of 4 ranks in place, MPS: 70 % of a copy" "${name}_allreduce_4_mps.json" 70
+    thrice "hvd_bench, 4 ranks, MPS" 150 "${name}_allreduce_4_mps" mpirun -np 4 build-gpu/tools/hvd_bench "${sizes[@]}" --memory arena &&
+      shared_rate "allreduce of 4 ranks in place, MPS: 70 % of a copy" "${name}_allreduce_4_mps" 70
     echo quit | timeout 30 nvidia-cuda-mps-control >>"$log" 2>&1
   else
     echo "MPS cannot be started here: the rate with it was not measured" | tee -a "$log"

@@ -122,6 +122,10 @@ void probe(const GpuApi& table, int devices) {
       refused.empty() ? "memory and an event of another process" : refused);
   say("managed", attribute(cudaDevAttrConcurrentManagedAccess, device),
       "host and device at the same time");
+  int nccl = 0;
+  static_cast<void>(table.get_version(&nccl));
+  say("several", nccl >= 23000,
+      "NCCL " + std::to_string(nccl) + ", which takes several ranks of one GPU from 23000 on");
   say("multicast", has_multicast(table, device), "switches that sum");
   const char* pipe = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
   const std::string control = std::string(pipe == nullptr ? "/tmp/nvidia-mps" : pipe) + "/control";

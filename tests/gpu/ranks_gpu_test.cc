@@ -1,8 +1,8 @@
 // Ranks with tensors on GPUs, raw buffers: many small batches, and the death of one rank in the
 // middle of its work. A plain program that each rank runs; returns 1 if anything is wrong, 77 (a
 // skip) where there is no GPU. One process alone is a world of one.
-//   ranks_gpu_test [many]    10,000 small batches one after the other, then several at once; every
-//                            result compared
+//   ranks_gpu_test [many [WORDS]]    10,000 small batches one after the other, then several at once;
+//                            every result compared; the backend's description must have the words
 //   ranks_gpu_test fault     a kernel of the last rank reads what is not there, which breaks its
 //                            CUDA context for good: all ranks get one error that says so, within
 //                            30 s, and shutdown() ends
@@ -82,7 +82,11 @@ int wrong(const Group& group, int round) {
 /// Holds the default stream up, until the process is killed.
 void CUDART_CB sleep_on(void* /*unused*/) { std::this_thread::sleep_for(std::chrono::seconds(60)); }
 
-int many(int device) {
+int many(int device, const std::string& words) {
+  if (hvd::backend_description().find(words) == std::string::npos) {
+    std::printf("FAILED: not by '%s': %s\n", words.c_str(), hvd::backend_description().c_str());
+    return 1;
+  }
   const Group group(device);
   constexpr int kTensorsOfAll = static_cast<int>(kTensors), kBatches = 10000,
                 kRounds = kBatches / kTensorsOfAll;
@@ -203,7 +207,9 @@ int main(int argc, char** argv) {
     hvd::init();
     const int device = hvd::local_rank() % devices;
     require(cudaSetDevice(device), "cudaSetDevice");
-    return mode == "kill" ? kill(device) : mode == "fault" ? fault(device) : many(device);
+    return mode == "kill"    ? kill(device)
+           : mode == "fault" ? fault(device)
+                             : many(device, argc > 2 ? argv[2] : "");
   } catch (const std::exception& error) {
     std::printf("FAILED: %s\n", error.what());
     return 1;

@@ -2,11 +2,16 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <set>
 
 #include "hvd/base/text.h"
 
 namespace hvd::gpu {
+
+namespace {
+constexpr char kNcclShares = '+';
+}  // namespace
 
 Placement::Placement(const std::vector<int>& host_of_rank, std::vector<int> domain_of_rank,
                      const std::vector<std::string>& gpu_of_rank, bool has_nccl,
@@ -21,7 +26,9 @@ Placement::Placement(const std::vector<int>& host_of_rank, std::vector<int> doma
       gpu_.push_back(-1);
       continue;
     }
-    const std::pair key(host_of_rank[rank], gpu_of_rank[rank]);
+    const bool nccl_shares = gpu_of_rank[rank].front() == kNcclShares;
+    nccl_shares_ = nccl_shares_ && nccl_shares;
+    const std::pair key(host_of_rank[rank], gpu_of_rank[rank].substr(nccl_shares ? 1 : 0));
     gpu_.push_back(numbers.emplace(key, static_cast<int>(numbers.size())).first->second);
   }
 }
@@ -35,7 +42,8 @@ GpuRoute Placement::route_of(const std::vector<int>& ranks) const {
     gpus.insert(gpu);
     domains.insert(domain_of_rank_[static_cast<std::size_t>(rank)]);
   }
-  const bool own = has_nccl_ && all_have_one && gpus.size() == ranks.size();
+  const bool may_share = wanted_ == GpuRoute::Nccl && nccl_shares_;
+  const bool own = has_nccl_ && all_have_one && (may_share || gpus.size() == ranks.size());
   const bool shared = has_ipc_ && all_have_one && gpus.size() == 1 && domains.size() == 1 &&
                       ranks.size() <= static_cast<std::size_t>(kMostSharers);
   if (wanted_ == GpuRoute::Staged) return GpuRoute::Staged;
@@ -78,12 +86,9 @@ std::string Placement::describe() const {
   const std::string crowd =
       most->second > 1 ? formatted("{} ranks share a GPU, ", most->second) : std::string();
   switch (route_of(everyone)) {
-    case GpuRoute::Nccl:
-      return "one rank per GPU, NCCL";
-    case GpuRoute::SharedGpu:
-      return crowd + "through CUDA IPC";
-    default:
-      return crowd + "staged through host memory";
+    case GpuRoute::Nccl: return crowd.empty() ? "one rank per GPU, NCCL" : crowd + "NCCL";
+    case GpuRoute::SharedGpu: return crowd + "through CUDA IPC";
+    default: return crowd + "staged through host memory";
   }
 }
 
@@ -156,10 +161,18 @@ bool has_multicast(const GpuApi& table, int device) {
          supported;
 }
 
+bool nccl_shares_gpus(const GpuApi& table) {
+  constexpr int kFirst = 23000;
+  const char* const asked = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  int version = 0;
+  return asked != nullptr && std::string_view(asked) == "1" &&
+         table.get_version(&version) == NcclCode::Success && version >= kFirst;
+}
+
 std::string gpu_id(const GpuApi& table, int device) {
   std::string id;
   if (device < 0 || table.device_id(device, &id) != CudaCode::Success) return {};
-  return id;
+  return nccl_shares_gpus(table) ? kNcclShares + id : id;
 }
 
 }  // namespace hvd::gpu

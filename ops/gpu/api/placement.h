@@ -26,10 +26,11 @@ enum class GpuRoute : std::uint8_t {
 
 class Placement {
  public:
-  /// All by global rank: the host it is on; the ranks that it shares host memory with; the GPU's
-  /// UUID, empty for a rank without one. `has_nccl`: without it, ranks with a GPU each are staged,
-  /// and one alone shares its GPU with itself. `wanted` is followed where it is possible.
-  /// `has_ipc`: all these GPUs have what ranks that share one need; without it they are staged.
+  /// All by global rank: the host it is on; the ranks that it shares host memory with; what
+  /// `gpu_id` says, empty for a rank without a GPU. `has_nccl`: without it, ranks with a GPU each
+  /// are staged, and one alone shares its GPU with itself. `wanted` is followed where it is
+  /// possible. `has_ipc`: all these GPUs have what ranks that share one need; without it they are
+  /// staged.
   Placement(const std::vector<int>& host_of_rank, std::vector<int> domain_of_rank,
             const std::vector<std::string>& gpu_of_rank, bool has_nccl,
             std::optional<GpuRoute> wanted = std::nullopt, bool has_ipc = true);
@@ -49,6 +50,7 @@ class Placement {
   std::vector<int> domain_of_rank_;
   bool has_nccl_;
   bool has_ipc_;
+  bool nccl_shares_ = true;  ///< NCCL takes several ranks of one GPU, on all of them
   std::optional<GpuRoute> wanted_;
   mutable std::mutex mutex_;
   mutable std::map<int, std::pair<std::vector<int>, GpuRoute>> known_;  // by the set's id
@@ -74,7 +76,10 @@ bool runs_on(std::string_view architectures, int capability);
 std::string lack_of_kernels(const GpuApi& table, int device, std::string_view architectures);
 /// Returns whether switches sum for the device; false where there is none.
 bool has_multicast(const GpuApi& table, int device);
-/// Returns the UUID of a device; empty where there is none.
+/// Returns whether NCCL takes several ranks of one GPU: from 2.30 on, where
+/// NCCL_MULTI_RANK_GPU_ENABLE=1 asks for it. A Placement uses that where NCCL is wanted.
+bool nccl_shares_gpus(const GpuApi& table);
+/// Returns the UUID of a device, behind a "+" where `nccl_shares_gpus`; empty where there is none.
 std::string gpu_id(const GpuApi& table, int device);
 
 }  // namespace hvd::gpu

@@ -3,6 +3,7 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <set>
 #include <thread>
@@ -104,7 +105,9 @@ using namespace hvd::gpu::test;
 using namespace hvd::gpu::test::cuda;
 
 HVD_EXPORTED ncclResult_t ncclGetVersion(int* version) {
-  *version = NCCL_VERSION_CODE;
+  // another one's, where a test says so
+  const char* const other = std::getenv("HVD_TEST_GPU_NCCL");
+  *version = other == nullptr ? NCCL_VERSION_CODE : std::atoi(other);
   return ncclSuccess;
 }
 HVD_EXPORTED ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# tests/gpu_limits.py, which says what is fast enough on a GPU: records that are, that are not, and that lack what they are asked for.
+# tests/gpu_limits.py, which says what is fast enough on a GPU: records that are, that are not, and that lack what they are asked for; of several
+# the median.
 # Usage: gpu_limits.sh BUILD_FOLDER
 # timeout: 60
 set -u
@@ -36,12 +37,21 @@ JSON
 expect 0 shared "$folder/alone.json" "$folder/together.json" 50
 expect 1 shared "$folder/alone.json" "$folder/together.json" 51
 expect 1 shared "$folder/alone.json" "$folder/alone.json" 1  # no row of lent memory
+sed 's/800}/1600}/' "$folder/together.json" >"$folder/slow.json"
+sed 's/800}/400}/' "$folder/together.json" >"$folder/fast.json"
+pairs=("$folder/alone.json" "$folder/slow.json" "$folder/alone.json" "$folder/fast.json" "$folder/alone.json")
+expect 0 shared "${pairs[@]}" "$folder/together.json" 50
+expect 1 shared "${pairs[@]}" "$folder/together.json" 51
+expect 1 shared "${pairs[@]}" 1 # one is missing
 sed -i 's/268435456, "memory": "arena", "in_place": true/1024, "memory": "arena", "in_place": true/' "$folder/together.json"
 expect 1 shared "$folder/alone.json" "$folder/together.json" 1  # another size
 
 echo '{"rows": [{"subject": "none", "ratio": 1.0}, {"subject": "hvd", "ratio": 1.008}, {"subject": "hvd-bf16", "ratio": 1.01}]}' >"$folder/step.json"
 expect 0 step "$folder/step.json" 1.01
 expect 1 step "$folder/step.json" 1.009
+sed 's/1\.01}/1.05}/' "$folder/step.json" >"$folder/slow.json"
+expect 0 step "$folder/step.json" "$folder/slow.json" "$folder/step.json" 1.01
+expect 1 step "$folder/slow.json" "$folder/step.json" "$folder/slow.json" 1.01
 echo '{"rows": [{"subject": "none", "ratio": 1.0}]}' >"$folder/step.json"
 expect 1 step "$folder/step.json" 1.01  # nothing of hvd's was measured
 expect 1

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tests/gpu.sh on a machine of stubs, as there is mostly no GPU to run it on: it counts the GPUs that programs see, takes what NCCL's contract
-# suite has done by another way for a failure, tries nothing that the probe has found not to be possible, and asks the sanitizer what the
-# kernels can do wrong.
+# suite has done by another way for a failure, tries nothing that the probe has found not to be possible, takes the median of three runs for
+# its thresholds, and asks the sanitizer what the kernels can do wrong.
 # Usage: gpu_sh.sh BUILD_FOLDER
 set -uo pipefail
 
@@ -22,8 +22,20 @@ stub() {
 for name in nvcc cmake ninja nvidia-cuda-mps-control; do stub "$name" <<<'exit 0'; done
 stub nvidia-smi <<<'case $* in *memory.total*) echo "stub" ;; *) printf "Stub GPU\nStub GPU\n" ;; esac'
 stub compute-sanitizer <<<'echo "sanitizer: $*"'
-# Says what stands in the file, as a program would at init(): on its standard error.
-stub mpirun <<<'echo "mpirun: $*"; cat "$STUB_SAYS" >&2'
+# Says what stands in the file, as a program would at init(): on its standard error. Those of the runs 1 to 3 that $STUB_SLOW has are slow.
+stub mpirun <<'STUB'
+echo "mpirun: $*"
+cat "$STUB_SAYS" >&2
+while [ $# -gt 0 ] && [ "$1" != --json ]; do shift; done
+if [ $# -eq 0 ]; then exit 0; fi
+digit=0
+if [[ " ${STUB_SLOW:-} " == *" $(expr "$2" : '.*_\([1-3]\).json') "* ]]; then digit=9; fi
+case $2 in
+  *allreduce_1_*) echo '{"ranks": 1, "rows": [{"bytes": 1, "memcpy": {"time_us": 100}}]}' ;;
+  *allreduce_4_*) echo "{\"ranks\": 4, \"rows\": [{\"bytes\": 1, \"memory\": \"arena\", \"in_place\": true, \"time_us\": $((digit * 1000 + 500))}]}" ;;
+  *) echo "{\"rows\": [{\"subject\": \"hvd\", \"ratio\": 1.$digit}]}" ;;
+esac >"$2"
+STUB
 mkdir -p "$place/tree/build-gpu/tests"
 printf '#!/usr/bin/env bash\ncat "$STUB_PROBE"\n' >"$place/tree/build-gpu/tests/probe_gpu"
 chmod +x "$place/tree/build-gpu/tests/probe_gpu"
@@ -71,6 +83,7 @@ echo "hvd: 2 ranks, NCCL 2.28.9, CUDA 13.0, staged through host memory" >"$STUB_
 
 CUDA_VISIBLE_DEVICES=1 run contract
 expect "one visible GPU is one" ! "contract, nccl, 2 ranks"
+expect "there NCCL takes two ranks of it, which must be said" "FAILED: no line 'hvd: ... ranks share a GPU, NCCL' has been said"
 CUDA_VISIBLE_DEVICES=0,7,1 run contract
 expect "what follows a GPU that there is not is not seen" ! "contract, nccl, 2 ranks"
 CUDA_VISIBLE_DEVICES=-1 run contract
@@ -81,13 +94,23 @@ run probe contract ranks
 expect "what needs sharing is not tried" "== contract, shared, 4 ranks: not possible here (cudaIpcGetMemHandle is refused)"
 expect "nor are small batches" "== 10,000 small batches: not possible here"
 expect "the rest is" "== contract, staged, 2 ranks: passed"
+printf 'probe: several no NCCL 22809, too old\n' >"$STUB_PROBE"
+CUDA_VISIBLE_DEVICES=1 run probe contract
+expect "where it can" "== contract, 2 ranks of NCCL's on one GPU: not possible here (NCCL 22809, too old)"
 printf 'probe: managed no host and device at the same time\n' >"$STUB_PROBE"
 run probe contract
 expect "the suite needs managed memory" "== contract, staged, 2 ranks: not possible here"
+
+STUB_SLOW=2 run bench
+expect "one slow step of three is none" "== step, 1 rank, shared: at most 1.01 of a plain one: passed"
+expect "nor is one slow allreduce" "== allreduce of 4 ranks in place: 50 % of a copy: passed"
+STUB_SLOW="1 3" run bench
+expect "two slow steps fail" "== step, 1 rank, nccl, bf16: at most 1.01 of a plain one: failed (1)"
+expect "so do two slow allreduces" "== allreduce of 4 ranks in place, MPS: 70 % of a copy: failed (1)"
 
 run sanitizer
 expect "uninitialised memory is looked for" "sanitizer: --tool initcheck"
 expect "races in shared memory are not" ! racecheck
 
-echo "gpu.sh over stubs: $failures of 16 expectations failed"
+echo "gpu.sh over stubs: $failures of 22 expectations failed"
 [ "$failures" -eq 0 ]

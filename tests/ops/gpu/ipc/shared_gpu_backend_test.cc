@@ -8,6 +8,7 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -781,8 +782,24 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   CHECK(without_ipc.route_of({1, 2}) == GpuRoute::Nccl);
   CHECK(without_ipc.describe() == "2 ranks share a GPU, staged through host memory");
 
+  // NCCL takes several ranks of a GPU, where it is asked for on all of them
+  CHECK(way(one_host, {"+a", "+a", "+a", "+a"}, GpuRoute::Nccl) == GpuRoute::Nccl);
+  CHECK(placed(one_host, {"+a", "+a", "+a", "+a"}, GpuRoute::Nccl)->describe() ==
+        "4 ranks share a GPU, NCCL");
+  CHECK(way(one_host, {"+a", "+a", "+b", "+b"}, GpuRoute::Nccl) == GpuRoute::Nccl);
+  CHECK(way(one_host, {"+a", "+a", "+a", "a"}, GpuRoute::Nccl) == GpuRoute::SharedGpu);
+  CHECK(way(one_host, {"+a", "+a", "+a", "+a"}) == GpuRoute::SharedGpu);
+  CHECK(way(one_host, {"+a", "+b", "c", "+d"}) == GpuRoute::Nccl);
+
   HostCluster cluster;
   HostDevice device(cluster, 0);
+  device.nccl_version = 23000;
+  CHECK(gpu_id(device.table(), 0) == "host GPU 0");
+  ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  CHECK(gpu_id(device.table(), 0) == "+host GPU 0");
+  device.nccl_version = 22907;
+  CHECK(gpu_id(device.table(), 0) == "host GPU 0");
+  ::unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
   CHECK(can_share(device.table(), 0));
   device.fail_call("cudaDeviceGetAttribute", 1);
   CHECK_FALSE(can_share(device.table(), 0));
