@@ -136,16 +136,6 @@ Tensors sums(const Operation& operation, const AllreduceOptions& options, std::s
 std::shared_ptr<Operation> lossy_allreduction(const Tensors& tensors,
                                               const AllreduceOptions& options, Form form) {
   detail::check_group(tensors, "allreduce", options.name, form);
-  const auto refuse = [&](std::size_t i, const char* why) {
-    throw InvalidArgument(formatted("{}: compression {} {}",
-                                    detail::title("allreduce", options.name, tensors, i),
-                                    detail::words_of(options.compression), why));
-  };
-  if (options.op != ReduceOp::Average && options.op != ReduceOp::Sum)
-    refuse(0, "goes with Average and Sum alone");
-  for (std::size_t i = 0; i < tensors.size(); ++i)
-    if (!at::isFloatingType(tensors[i].scalar_type()))
-      refuse(i, "takes floating point alone; give other types a group of their own");
   const AllgatherOptions gather{
       .name = options.name, .process_set = options.process_set, .deadline = options.deadline};
   auto operation = std::make_shared<Operation>();
@@ -172,11 +162,11 @@ std::shared_ptr<Operation> lossy_allreduction(const Tensors& tensors,
 
 std::shared_ptr<Operation> allreduction(const Tensors& tensors, const AllreduceOptions& options,
                                         Form form) {
-  const auto is_floating = [](const at::Tensor& tensor) {
-    return tensor.defined() && at::isFloatingType(tensor.scalar_type());
-  };
-  if (options.compression.needs_memory() &&
-      std::any_of(tensors.begin(), tensors.end(), is_floating))
+  const bool adds = options.op == ReduceOp::Average || options.op == ReduceOp::Sum;
+  if (adds && options.compression.needs_memory() && !tensors.empty() &&
+      std::ranges::all_of(tensors, [](const at::Tensor& tensor) {
+        return tensor.defined() && at::isFloatingType(tensor.scalar_type());
+      }))
     return lossy_allreduction(tensors, options, form);
   return detail::operation_of_same_shapes(OpKind::Allreduce, tensors, options, form,
                                           options.compression, allreduce_rule);
