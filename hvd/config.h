@@ -150,8 +150,9 @@ struct Config {
   /// The way of GPU tensors (HVD_GPU_BACKEND: auto, nccl, shared or staged, default auto). Auto: by
   /// NCCL among ranks that have a GPU each; through CUDA IPC among ranks of a host that share one;
   /// otherwise staged through host memory, which is slow. The other words are for tests and
-  /// measurements, and are followed where that is possible: `nccl` as auto, `shared` also for one
-  /// rank, `staged` always.
+  /// measurements, and are followed where that is possible: `nccl` as auto, and on one GPU where
+  /// NCCL 2.30 is told to (NCCL_MULTI_RANK_GPU_ENABLE), `shared` also for one rank, `staged`
+  /// always.
   GpuBackend gpu_backend = GpuBackend::Auto;
 
   /// Address space that each rank reserves for tensors in shared memory (HVD_ARENA_BYTES, default

@@ -51,11 +51,11 @@ class ProcessSet {
 };
 
 /// Compression says how gradients travel. fp16 and bf16 halve the bytes: values are rounded once to
-/// 16 bits, summed in fp32 and rounded once more. The others leave more out, and need a memory of
-/// what they left out (error feedback, torch_bindings/gradients/compressor.h): they go with
-/// DistributedOptimizer and DistributedDataParallel only. Everything else that takes a Compression
-/// (allreduce, grouped_allreduce and sparse_allreduce, of tensors and of buffers) has no such
-/// memory and refuses them with InvalidArgument, at the call.
+/// 16 bits, summed in fp32 and rounded once more. The others leave more out. DistributedOptimizer
+/// and DistributedDataParallel remember what (error feedback,
+/// torch_bindings/gradients/compressor.h); allreduce and grouped_allreduce of tensors forget it; of
+/// buffers, persistent ones and sparse_allreduce refuse these kinds with InvalidArgument, at the
+/// call.
 class Compression {
  public:
   /// Kind has a value for each of the ways below.

@@ -24,7 +24,8 @@ bool adasum_supported(DataType dtype);
 
 /// Returns the coefficients of the Adasum of vectors with these scalar products (n*n, symmetric)
 /// that stand for so many `ranks`; empty: one each. A vector of zeros, or one that is nothing but
-/// rounding errors, has no direction: it adds nothing and takes nothing away.
+/// rounding errors, has no direction: the other of its
+/// pair goes on as it is, for both.
 std::vector<double> adasum_coefficients(std::span<const double> products, std::size_t n,
                                         std::span<const double> ranks = {});
 

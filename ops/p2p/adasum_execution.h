@@ -4,8 +4,8 @@
 /// first ranks of the domains, combine the domains' results in pairs of neighbours, the results
 /// again in pairs: a binomial tree, at whose root, domain 0, the result comes to be. Ranks and
 /// domains that have joined keep their places among the pairs, as zeros: the other of the pair goes
-/// on alone. The result goes back down the same tree, and in every domain the other ranks copy it
-/// from their leader's blocks. A leader sends and receives whole tensors: 2 (h-1) times the data
+/// on, for both. The result goes back down the same tree, and in every domain the other ranks copy
+/// it from their leader's blocks. A leader sends and receives whole tensors: 2 (h-1) times the data
 /// leave all h domains together, and a result is there after 2 log2(h) of those. Every intermediate
 /// result is rounded to the tensor's type. prescale multiplies the inputs, postscale the result. In
 /// the batch's state, `next_chunk` counts claimed tensors, `finished` counts tensors that are

@@ -32,8 +32,8 @@ namespace hvd {
 /// @{
 /// Combines the tensors of all ranks element by element; shapes and types must be equal. The
 /// gradient is the same allreduce of the gradient. Compression int8, topk, powersgd: Average
-/// and Sum of floating point, by an allgather; nothing is remembered of what is left out. Anything
-/// else travels as it is.
+/// and Sum of floating point, by an allgather; nothing is remembered of what is left out, and it
+/// is named and numbered as an allgather. Anything else travels as it is.
 at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options = {});
 at::Tensor allreduce_(at::Tensor tensor, const AllreduceOptions& options = {});
 Handle<at::Tensor> allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options = {});

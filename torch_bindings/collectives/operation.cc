@@ -100,6 +100,7 @@ Tensors finish(const std::shared_ptr<Operation>& operation, const HandleState& p
   if (operation->decode) {
     operation->received = operation->decode(*operation);
     operation->results = operation->in_place ? operation->given : operation->received;
+    operation->decode = nullptr;  // also if what follows throws, and is tried again
   }
   for (std::size_t i = 0; i < operation->results.size(); ++i) {
     if (!operation->received[i].defined()) continue;

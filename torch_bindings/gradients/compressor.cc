@@ -1,5 +1,6 @@
 #include "torch_bindings/gradients/compressor.h"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -231,6 +232,7 @@ void GradientCompressor::compare(const Shape& shape) {
 void GradientCompressor::reduce(const Shape& also_compared, const std::function<double()>& factor) {
   if (parameters_.empty()) return;
   const at::NoGradGuard no_gradient;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   check_alike();
   const auto active = agree_on_present(also_compared);
   if (active.empty()) return;

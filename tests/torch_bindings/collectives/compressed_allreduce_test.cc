@@ -145,6 +145,19 @@ TEST_CASE("compressed allreduce: scales, groups, what is empty or not finite, pr
   }
 }
 
+TEST_CASE("compressed allreduce: autocast changes nothing, nor do very large and small values") {
+  const AllreduceOptions options{.op = ReduceOp::Sum, .compression = Compression::powersgd(1)};
+  const at::Tensor plain = hvd::allreduce(outer(hvd::rank()), options);
+  {
+    const hvd::AutocastGuard autocast(at::kCPU, kBFloat16);
+    CHECK(same(hvd::allreduce(outer(hvd::rank()), options), plain));
+  }
+  for (const double factor : {1e30, 1e-30}) {
+    const at::Tensor scaled = hvd::allreduce(outer(hvd::rank()) * factor, options) / factor;
+    CHECK(largest_difference(scaled, plain) < 1e-3);
+  }
+}
+
 TEST_CASE("compressed allreduce: gradients are the same allreduce, and handles keep their result") {
   const at::Tensor given = noise({300}, kDouble, hvd::rank()).requires_grad_();
   const AllreduceOptions options{.op = ReduceOp::Sum, .compression = Compression::topk(1)};
@@ -186,6 +199,19 @@ TEST_CASE("compressed allreduce: what differs between ranks is told on all, and 
   told(at::ones({90}), {.name = "g", .compression = Compression::topk(last() ? 0.5 : 0.25)},
        {"topk(0.5)", "topk(0.25)"});
   told(at::ones({90}), {.name = "g", .compression = last() ? int8 : Compression::none()}, {"g"});
+  told(at::ones({90}), {.name = "g", .compression = last() ? int8 : Compression::topk(0.25)},
+       {"'g'", "int8", "topk(0.25)"});
+  told(last() ? at::ones({2, 2}) : at::ones({40, 40}),
+       {.name = "g", .compression = Compression::powersgd(1)}, {"'g'", "[2, 2]", "[40, 40]"});
+  const Tensors some(last() ? 3 : 2, at::ones({5}));
+  auto handle = hvd::grouped_allreduce_async(some, {.name = "g", .compression = int8});
+  for (int again = 0; again < 2; ++again)
+    CHECK(contains(error_of<Mismatch>([&] { handle.wait(); }), "3 tensors by int8"));
+  Tensors two{at::ones({5}), last() ? at::ones({6}) : at::ones({7})};
+  CHECK(contains(
+      error_of<Mismatch>([&] { hvd::grouped_allreduce_(two, {.name = "g", .compression = int8}); }),
+      "tensor 1 of the group"));
+  CHECK(same(two[0], at::ones({5})));
 }
 
 }  // namespace
