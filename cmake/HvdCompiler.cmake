@@ -21,8 +21,9 @@ target_compile_options(
     $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict;-Wno-stringop-overflow;-Wno-stringop-overread;-Wno-array-bounds>
     $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Wshadow>)
 if(HVD_WARNINGS_AS_ERRORS)
+  # Kernels have no stack frames, for any architecture.
   target_compile_options(hvd_build_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>
-                                                   $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Werror>)
+                                                   $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Werror;-Xptxas=--warn-on-spills,--warn-on-local-memory-usage>)
 endif()
 
 if(HVD_SANITIZE)

@@ -9,6 +9,7 @@
 
 #include "hvd/base/log.h"
 #include "hvd/base/wire.h"
+#include "hvd/config.h"
 #include "hvd/hvd.h"
 #include "ops/gpu/api/placement.h"
 #include "ops/gpu/ipc/shared_gpu_backend.h"
@@ -74,7 +75,8 @@ WorldGpus find_gpus(const gpu::GpuApi& table, int device, const Topology& topolo
   const auto word = [](bool answer) { return static_cast<std::uint8_t>(answer ? 1 : 0); };
   const std::string lacks = gpu::lack_of_kernels(table, device, gpu::gpu_architectures());
   Writer mine;
-  mine.put_string(gpu::gpu_id(table, device)).put(word(gpu::can_share(table, device)));
+  const bool may_share = detail::variable_of_environment("NCCL_MULTI_RANK_GPU_ENABLE") == "1";
+  mine.put_string(gpu::gpu_id(table, device, may_share)).put(word(gpu::can_share(table, device)));
   mine.put(word(gpu::has_multicast(table, device)))
       .put(word(lacks.empty()))
       .put(word(gpu::has_windows(table)));

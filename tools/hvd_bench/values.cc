@@ -102,8 +102,11 @@ double rounding(hvd::DataType dtype) {
   return with_type(dtype, [](auto format) { return rounding<decltype(format)>(); });
 }
 
-/// Whose vector stands where in the tree of pairs: `factors[rank]` of each rank's input.
-using Combination = std::vector<double>;
+/// A vector in the tree of pairs: so much of each rank's input, for so many ranks.
+struct Combination {
+  std::vector<double> factors;
+  double ranks = 1;
+};
 
 /// The scalar products of all ranks' inputs, of `count` elements; exact, as the inputs are small.
 std::vector<std::vector<double>> scalar_products(const Question& question, std::size_t tensor,
@@ -125,18 +128,20 @@ Combination adasum_of_two(const std::vector<std::vector<double>>& products, cons
                           const Combination& b) {
   const auto product = [&](const Combination& x, const Combination& y) {
     double sum = 0;
-    for (std::size_t i = 0; i < x.size(); ++i)
-      for (std::size_t j = 0; j < y.size(); ++j) sum += x[i] * y[j] * products[i][j];
+    for (std::size_t i = 0; i < x.factors.size(); ++i)
+      for (std::size_t j = 0; j < y.factors.size(); ++j)
+        sum += x.factors[i] * y.factors[j] * products[i][j];
     return sum;
   };
   const auto keeps = [&](const Combination& x) {
     const double square = product(x, x);
-    return square > 0 ? 1 - product(a, b) / (2 * square) : 1;
+    return square > 0 ? 1 - x.ranks / (a.ranks + b.ranks) * product(a, b) / square : 1;
   };
   const double of_a = keeps(a);
   const double of_b = keeps(b);
-  Combination sum(a.size());
-  for (std::size_t i = 0; i < a.size(); ++i) sum[i] = of_a * a[i] + of_b * b[i];
+  Combination sum{std::vector<double>(a.factors.size()), a.ranks + b.ranks};
+  for (std::size_t i = 0; i < a.factors.size(); ++i)
+    sum.factors[i] = of_a * a.factors[i] + of_b * b.factors[i];
   return sum;
 }
 
@@ -160,12 +165,13 @@ std::size_t count_wrong_adasum(const Question& question, std::size_t tensor,
   const auto ranks = static_cast<std::size_t>(question.ranks);
   std::map<int, std::vector<Combination>> hosts;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
-    auto& vector = hosts[question.hosts.empty() ? 0 : question.hosts[rank]].emplace_back(ranks);
-    vector[rank] = 1;
+    Combination own{std::vector<double>(ranks)};
+    own.factors[rank] = 1;
+    hosts[question.hosts.empty() ? 0 : question.hosts[rank]].push_back(std::move(own));
   }
   std::vector<Combination> results;
   for (const auto& [host, vectors] : hosts) results.push_back(adasum_of_all(products, vectors));
-  const Combination factors = adasum_of_all(products, results);
+  const std::vector<double> factors = adasum_of_all(products, results).factors;
   // Between hosts intermediate results are rounded to the type; the scalar products are added up in
   // another order.
   const double allowed =

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <set>
 
 #include "hvd/base/text.h"
@@ -163,16 +162,14 @@ bool has_multicast(const GpuApi& table, int device) {
 
 bool nccl_shares_gpus(const GpuApi& table) {
   constexpr int kFirst = 23000;
-  const char* const asked = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   int version = 0;
-  return asked != nullptr && std::string_view(asked) == "1" &&
-         table.get_version(&version) == NcclCode::Success && version >= kFirst;
+  return table.get_version(&version) == NcclCode::Success && version >= kFirst;
 }
 
-std::string gpu_id(const GpuApi& table, int device) {
+std::string gpu_id(const GpuApi& table, int device, bool may_share) {
   std::string id;
   if (device < 0 || table.device_id(device, &id) != CudaCode::Success) return {};
-  return nccl_shares_gpus(table) ? kNcclShares + id : id;
+  return may_share && nccl_shares_gpus(table) ? kNcclShares + id : id;
 }
 
 }  // namespace hvd::gpu

@@ -77,9 +77,10 @@ std::string lack_of_kernels(const GpuApi& table, int device, std::string_view ar
 /// Returns whether switches sum for the device; false where there is none.
 bool has_multicast(const GpuApi& table, int device);
 /// Returns whether NCCL takes several ranks of one GPU: from 2.30 on, where
-/// NCCL_MULTI_RANK_GPU_ENABLE=1 asks for it. A Placement uses that where NCCL is wanted.
+/// NCCL_MULTI_RANK_GPU_ENABLE=1 asks it to. A Placement uses that where NCCL is wanted.
 bool nccl_shares_gpus(const GpuApi& table);
-/// Returns the UUID of a device, behind a "+" where `nccl_shares_gpus`; empty where there is none.
-std::string gpu_id(const GpuApi& table, int device);
+/// Returns the UUID of a device, behind a "+" where `nccl_shares_gpus` and it `may_share`; empty
+/// where there is none.
+std::string gpu_id(const GpuApi& table, int device, bool may_share = false);
 
 }  // namespace hvd::gpu

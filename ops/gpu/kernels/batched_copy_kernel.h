@@ -137,14 +137,16 @@ HVD_DEVICE void copy_groups(const S* src, D* dst, int groups, int thread, const 
     // an assignment would be taken apart again
     __stwb(reinterpret_cast<decltype(out.word)*>(dst + index * kGroup), out.word);
   };
+  // Integers of 8 and 16 bits, which are scaled in double, would not fit into the registers.
+  constexpr int kAhead = std::is_integral_v<S> && sizeof(S) < 4 ? 1 : kUnroll;
   int index = thread;
-  for (; index + (kUnroll - 1) * kThreads < groups; index += kUnroll * kThreads) {
-    Group<S, kGroup> in[kUnroll];
+  for (; index + (kAhead - 1) * kThreads < groups; index += kAhead * kThreads) {
+    Group<S, kGroup> in[kAhead];
     HVD_UNROLL
-    for (int u = 0; u < kUnroll; ++u)
+    for (int u = 0; u < kAhead; ++u)
       in[u] = load<S, kGroup, kAligned>(src + (index + u * kThreads) * kGroup);
     HVD_UNROLL
-    for (int u = 0; u < kUnroll; ++u) finish(index + u * kThreads, in[u]);
+    for (int u = 0; u < kAhead; ++u) finish(index + u * kThreads, in[u]);
   }
   for (; index < groups; index += kThreads)
     finish(index, load<S, kGroup, kAligned>(src + index * kGroup));

@@ -795,11 +795,9 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   HostDevice device(cluster, 0);
   device.nccl_version = 23000;
   CHECK(gpu_id(device.table(), 0) == "host GPU 0");
-  ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
-  CHECK(gpu_id(device.table(), 0) == "+host GPU 0");
+  CHECK(gpu_id(device.table(), 0, true) == "+host GPU 0");
   device.nccl_version = 22907;
-  CHECK(gpu_id(device.table(), 0) == "host GPU 0");
-  ::unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  CHECK(gpu_id(device.table(), 0, true) == "host GPU 0");
   CHECK(can_share(device.table(), 0));
   device.fail_call("cudaDeviceGetAttribute", 1);
   CHECK_FALSE(can_share(device.table(), 0));
