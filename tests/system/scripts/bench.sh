@@ -174,7 +174,7 @@ fi
 start refused "rows of a GPU tensor for each rank" 2 "--device cuda: goes with --collective allreduce and broadcast only" -np 2 "$bench" --device cuda \
   --collective alltoall
 start refused "an unknown option" 2 "--frobnicate" -np 2 "$bench" --frobnicate
-start refused "an unknown type" 2 "must be one of bfloat16, bool, complex128, complex64, float16" "$bench" --dtype complex
+start refused "an unknown type" 2 "must be one of bfloat16, bool, complex128, complex64, double, float, float16" "$bench" --dtype complex
 start refused "an unknown operation" 2 "must be one of adasum, average, max, min, product, sum" "$bench" --op median
 start refused "an unknown model" 2 "must be one of bert-base, resnet18, resnet50" "$bench" --model vgg
 start refused "an unknown wire" 2 "must be one of bf16, fp16, none" "$bench" --wire int8
