@@ -197,8 +197,8 @@ LauncherHints launcher_hints();
 bool thread_count_is_fixed();
 
 namespace detail {
-/// Returns a variable's value; empty where it is unset or empty. For hvd/launch/launch.h: nothing
-/// else reads the environment.
+/// Returns a variable's value; empty where it is unset or empty. For hvd/launch/launch.h and
+/// ops/backends.cc: nothing else reads the environment.
 std::optional<std::string> variable_of_environment(const std::string& name);
 // For spawn(), likewise.
 char** process_environment();
