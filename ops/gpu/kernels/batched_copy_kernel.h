@@ -2,8 +2,7 @@
 /// This is the code of the copy kernel and of its launch, but for the launch itself:
 /// batched_copy.cu compiles it for the device, and tests/ops/gpu/kernels/batched_copy_test.cc,
 /// thread by thread, for the host. Before it must stand what CUDA's headers or the test's stand-ins
-/// give
-/// (__half, __nv_bfloat16, uint2, uint4, their loads and stores), HVD_DEVICE and HVD_UNROLL.
+/// give (__half, __nv_bfloat16, uint2, uint4, their loads and stores), HVD_DEVICE and HVD_UNROLL.
 ///
 /// One launch copies many tensors. Each block copies one chunk of one tensor; which one it finds by
 /// a binary search over the tensors' first chunks, in the table that came as the kernel's
@@ -100,21 +99,6 @@ struct Scaled {
 
 // ---- one chunk
 
-/// Names the word of so many bytes.
-template <std::size_t kBytes>
-using Word =
-    std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint2, std::uint32_t>>;
-
-/// Elements that are loaded or stored at once.
-template <class T, int kElements>
-union Group {
-  static_assert(kElements * sizeof(T) == 16 || kElements * sizeof(T) == 8 ||
-                kElements * sizeof(T) == 4);
-  Word<kElements * sizeof(T)> word;
-  T values[kElements];
-  HVD_DEVICE Group() {}
-};
-
 template <class T, int kElements, bool kAligned>
 HVD_DEVICE Group<T, kElements> load(const T* from) {
   Group<T, kElements> group;
@@ -137,8 +121,8 @@ HVD_DEVICE void copy_groups(const S* src, D* dst, int groups, int thread, const 
     // an assignment would be taken apart again
     __stwb(reinterpret_cast<decltype(out.word)*>(dst + index * kGroup), out.word);
   };
-  // Integers of 8 and 16 bits, which are scaled in double, would not fit into the registers.
-  constexpr int kAhead = std::is_integral_v<S> && sizeof(S) < 4 ? 1 : kUnroll;
+  // Scaled integers, which are rare, are long: divided, and multiplied in double.
+  constexpr int kAhead = std::is_integral_v<S> && !std::is_same_v<Op, Plain> ? 1 : kUnroll;
   int index = thread;
   for (; index + (kAhead - 1) * kThreads < groups; index += kAhead * kThreads) {
     Group<S, kGroup> in[kAhead];

@@ -1,9 +1,11 @@
 #pragma once
-/// This header has what the kernels share: which item a block works on, which types are floats, and
-/// the wider type in which an element is computed. Before it must stand what CUDA's headers or the
-/// tests' stand-ins give (__half, __nv_bfloat16, their conversions) and HVD_DEVICE.
+/// This header has what the kernels share: which item a block works on, the elements of one access,
+/// which types are floats, and the wider type in which an element is computed. Before it must stand
+/// what CUDA's headers or the tests' stand-ins give (__half, __nv_bfloat16, their conversions,
+/// uint2, uint4) and HVD_DEVICE.
 // Tested in tests/ops/gpu/kernels/batched_copy_test.cc, tests/ops/gpu/kernels/shared_reduce_test.cc
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -23,6 +25,21 @@ HVD_DEVICE int item_of(const Table& table, std::uint32_t block) {
   }
   return low;
 }
+
+/// Names the word of so many bytes.
+template <std::size_t kBytes>
+using Word =
+    std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint2, std::uint32_t>>;
+
+/// Elements that are loaded or stored at once.
+template <class T, int kElements>
+union Group {
+  static_assert(kElements * sizeof(T) == 16 || kElements * sizeof(T) == 8 ||
+                kElements * sizeof(T) == 4);
+  Word<kElements * sizeof(T)> word;
+  T values[kElements];
+  HVD_DEVICE Group() {}
+};
 
 template <class T>
 constexpr bool kFloating = std::is_same_v<T, float> || std::is_same_v<T, double> ||

@@ -7,6 +7,7 @@
 
 #define HVD_DEVICE __device__ __forceinline__
 #define HVD_UNROLL _Pragma("unroll")
+#define HVD_ROLL _Pragma("unroll 1")
 #include "ops/gpu/kernels/shared_reduce_kernel.h"
 
 namespace hvd::gpu {

@@ -1,13 +1,14 @@
 #pragma once
 /// This is the code of the reduction kernel (shared_reduce.cu), written so that tests can run it
 /// thread by thread on the host. Before it must stand what CUDA's headers or the test's stand-ins
-/// give (__half, __nv_bfloat16, uint4, their loads and stores), HVD_DEVICE and HVD_UNROLL.
+/// give (__half, __nv_bfloat16, uint2, uint4, their loads and stores), HVD_DEVICE, HVD_UNROLL,
+/// HVD_ROLL.
 ///
 /// Each block reduces one chunk of one item, found by a binary search over the items' first chunks.
-/// Within it a thread folds 16 bytes of every rank at a time, in registers, and stores the result
-/// to every output: each element is read once and written once per rank. Where an address of the
-/// item is not on a 16-byte boundary, its elements go one by one. An element is read and written by
-/// the same thread, so that in place is safe.
+/// Within it a thread folds 16 bytes of every rank at a time (of small integers four elements), in
+/// registers, and stores the result to every output: each element is read once and written once per
+/// rank. Where an address of the item is not on a 16-byte boundary, its elements go one by one. An
+/// element is read and written by the same thread, so that in place is safe.
 // Tested in tests/ops/gpu/kernels/shared_reduce_test.cc, tests/gpu/shared_reduce_gpu_test.cc
 
 #include <cstddef>
@@ -66,6 +67,9 @@ struct FoldFloats {
   Scales scales;
   using Wide = decltype(widened(T()));
 
+  static constexpr int kGroup = 16 / sizeof(T);  ///< elements of an access
+  static constexpr int kAhead = 3;               ///< loads in flight
+
   HVD_DEVICE Wide first(T value) const {
     const Wide wide = widened(value);
     return scales.prescale == 1 ? wide : wide * static_cast<Wide>(scales.prescale);
@@ -97,13 +101,17 @@ constexpr T kLeast = std::numeric_limits<T>::min();
 template <class T>
 constexpr T kGreatest = std::numeric_limits<T>::max();
 
-/// Integers. Rare, so what to do is asked at run time.
+/// Integers. Rare, and long, as they are scaled in double: what to do is asked at run time, and few
+/// of them are folded at a time.
 template <class T>
 struct FoldIntegers {
   Scales scales;
   Fold fold;
   /// Wide enough for the exact sum; sums and products that wrap are those of its low bits.
-  using Wide = std::conditional_t<sizeof(T) == 8, Int128, std::int64_t>;
+  using Wide = std::conditional_t<sizeof(T) == 8, Int128,
+                                  std::conditional_t<sizeof(T) == 4, std::int64_t, std::int32_t>>;
+  static constexpr int kGroup = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
+  static constexpr int kAhead = 1;
 
   HVD_DEVICE static T scaled(T value, double scale) {
     const double product = static_cast<double>(value) * scale;
@@ -129,7 +137,8 @@ struct FoldIntegers {
   HVD_DEVICE T last(Wide value) const {
     if (scales.zeros) value = next(value, 0);
     if (scales.divisor != 1) {
-      const auto narrow = static_cast<std::int64_t>(value);
+      using Narrow = std::conditional_t<sizeof(T) == 8, std::int64_t, Wide>;  // divides faster
+      const auto narrow = static_cast<Narrow>(value);
       value = narrow == value ? static_cast<Wide>(narrow / scales.divisor) : value / scales.divisor;
     }
     const T result = static_cast<T>(value);
@@ -142,6 +151,8 @@ struct FoldTruths {
   Scales scales;
   Fold fold;
   using Wide = bool;
+  static constexpr int kGroup = 4, kAhead = 1;
+
   HVD_DEVICE static bool first(std::uint8_t value) { return value != 0; }
   HVD_DEVICE bool next(bool so_far, std::uint8_t value) const {
     return fold == Fold::Min ? so_far && value != 0 : so_far || value != 0;
@@ -150,14 +161,6 @@ struct FoldTruths {
     if (scales.zeros) value = next(value, 0);
     return value ? 1 : 0;
   }
-};
-
-/// The elements that are loaded or stored at once.
-template <class T>
-union Group {
-  uint4 word;
-  T values[16 / sizeof(T)];
-  HVD_DEVICE Group() {}
 };
 
 /// The place at which the chunk begins for one of the item's addresses.
@@ -185,34 +188,43 @@ HVD_DEVICE void reduce_one(const Table& table, const F& fold, const Place<T>& pl
 
 template <class T, class F>
 HVD_DEVICE void reduce_group(const Table& table, const F& fold, const Place<T>& place, int group) {
-  constexpr int kGroup = 16 / sizeof(T);
-  typename F::Wide values[kGroup];
-  Group<T> in;
-  in.word = __ldcs(reinterpret_cast<const uint4*>(place.from(0)) + group);
+  using Loaded = device::Group<T, F::kGroup>;
+  const auto load = [&](int rank) {
+    Loaded loaded;
+    loaded.word = __ldcs(reinterpret_cast<const decltype(loaded.word)*>(place.from(rank)) + group);
+    return loaded;
+  };
+  typename F::Wide values[F::kGroup];
+  const Loaded in = load(0);
   HVD_UNROLL
-  for (int i = 0; i < kGroup; ++i) values[i] = fold.first(in.values[i]);
+  for (int i = 0; i < F::kGroup; ++i) values[i] = fold.first(in.values[i]);
   int rank = 1;
-  for (; rank + 2 < table.ins; rank += 3) {  // loads in flight
-    Group<T> some[3];
+  HVD_ROLL
+  for (; rank + F::kAhead <= table.ins; rank += F::kAhead) {
+    Loaded some[F::kAhead];
     HVD_UNROLL
-    for (int k = 0; k < 3; ++k)
-      some[k].word = __ldcs(reinterpret_cast<const uint4*>(place.from(rank + k)) + group);
+    for (int k = 0; k < F::kAhead; ++k) some[k] = load(rank + k);
     HVD_UNROLL
-    for (int k = 0; k < 3; ++k) {
+    for (int k = 0; k < F::kAhead; ++k) {
       HVD_UNROLL
-      for (int i = 0; i < kGroup; ++i) values[i] = fold.next(values[i], some[k].values[i]);
+      for (int i = 0; i < F::kGroup; ++i) values[i] = fold.next(values[i], some[k].values[i]);
     }
   }
-  for (; rank < table.ins; ++rank) {
-    in.word = __ldcs(reinterpret_cast<const uint4*>(place.from(rank)) + group);
-    HVD_UNROLL
-    for (int i = 0; i < kGroup; ++i) values[i] = fold.next(values[i], in.values[i]);
+  if constexpr (F::kAhead > 1) {
+    HVD_ROLL
+    for (; rank < table.ins; ++rank) {
+      const Loaded last = load(rank);
+      HVD_UNROLL
+      for (int i = 0; i < F::kGroup; ++i) values[i] = fold.next(values[i], last.values[i]);
+    }
   }
-  Group<T> out;
+  Loaded out;
   HVD_UNROLL
-  for (int i = 0; i < kGroup; ++i) out.values[i] = fold.last(values[i]);
+  for (int i = 0; i < F::kGroup; ++i) out.values[i] = fold.last(values[i]);
   for (int output = 0; output < table.outs; ++output)
-    __stwb(reinterpret_cast<uint4*>(place.to(output, table.ins, table.in_place)) + group, out.word);
+    __stwb(
+        reinterpret_cast<decltype(out.word)*>(place.to(output, table.ins, table.in_place)) + group,
+        out.word);
 }
 
 template <class T>
@@ -230,7 +242,7 @@ HVD_DEVICE void reduce_block(const Table& table, const F& fold, std::uint32_t bl
   const int count = static_cast<int>(left < kChunkElements<T> ? left : kChunkElements<T>);
   std::uintptr_t bits = 0;  // chunks are whole groups, so all of an item's are aligned, or none
   for (int i = 0; i < addresses; ++i) bits |= reinterpret_cast<std::uintptr_t>(place.addresses[i]);
-  constexpr int kGroup = 16 / sizeof(T);
+  constexpr int kGroup = F::kGroup;
   const int groups = bits % 16 == 0 ? count / kGroup : 0;
   for (int group = thread; group < groups; group += kThreads)
     reduce_group<T>(table, fold, place, group);

@@ -45,3 +45,4 @@ void __stwb(Word* to, Word value) {  // NOLINT
 
 #define HVD_DEVICE inline
 #define HVD_UNROLL
+#define HVD_ROLL
