@@ -42,12 +42,17 @@ void Detour::convert(void* to, DataType to_type, const void* from, DataType from
 
 namespace {
 
-Submission reduction(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
+void refuse_unpaired(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
                      const AllreduceOptions& options) {
-  require_running();
   if (inputs.size() != outputs.size() || inputs.empty())
     throw InvalidArgument(formatted("grouped_allreduce '{}': {} inputs and {} outputs",
                                     options.name, inputs.size(), outputs.size()));
+}
+
+Submission reduction(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
+                     const AllreduceOptions& options) {
+  require_running();
+  refuse_unpaired(inputs, outputs, options);
   Submission submission = request(OpKind::Allreduce, options, inputs.front().device);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].dtype != outputs[i].dtype || inputs[i].shape != outputs[i].shape)
@@ -79,9 +84,7 @@ class Travelling {
       : inputs_(inputs), outputs_(outputs) {
     require_running();
     options.compression.refuse_memory("allreduce");
-    if (inputs.size() != outputs.size())
-      throw InvalidArgument(formatted("grouped_allreduce '{}': {} inputs and {} outputs",
-                                      options.name, inputs.size(), outputs.size()));
+    refuse_unpaired(inputs, outputs, options);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const Buffer& input = inputs[i];
       const DataType wire = options.compression.wire_type(input.dtype);

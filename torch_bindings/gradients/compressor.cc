@@ -45,10 +45,6 @@ GradientCompressor::Living& GradientCompressor::living() {
   return *made;
 }
 
-bool GradientCompressor::takes(const Compression& compression, const at::Tensor& parameter) {
-  return detail::is_encoded(compression, parameter);
-}
-
 std::unique_ptr<GradientCompressor> GradientCompressor::make(Terms terms, Parameters parameters) {
   if (terms.compression.kind() == Compression::Kind::Int8)
     return make_int8_compressor(std::move(terms), std::move(parameters));

@@ -46,9 +46,7 @@ class GradientCompressor {
     ProcessSet process_set;
     std::string name;  ///< of its collectives
   };
-  /// Returns whether gradients of this parameter are compressed; the others travel as they are.
-  static bool takes(const Compression& compression, const at::Tensor& parameter);
-  /// Local. All of `parameters` must be ones that it takes.
+  /// Local. All of `parameters` must be ones that are encoded (`detail::is_encoded`).
   static std::unique_ptr<GradientCompressor> make(Terms terms, Parameters parameters);
   virtual ~GradientCompressor();
   GradientCompressor(const GradientCompressor&) = delete;

@@ -8,6 +8,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
+#include "torch_bindings/collectives/encodings.h"
 #include "torch_bindings/gradients/bucket_layout.h"
 
 namespace hvd {
@@ -87,7 +88,7 @@ ReducerBuckets::ReducerBuckets(std::vector<NamedParameter> parameters,
   std::size_t compressed = 0;
   for (auto& named : parameters) {
     GradientSlot& slot = slots_.emplace_back(std::move(named));
-    slot.compressed = GradientCompressor::takes(options_.compression, slot.named.parameter);
+    slot.compressed = detail::is_encoded(options_.compression, slot.named.parameter);
     if (slot.compressed) slot.member = compressed++;
   }
   compressed_ = GradientRound(compressed);
