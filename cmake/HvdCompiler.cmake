@@ -33,11 +33,12 @@ if(HVD_SANITIZE)
   target_link_options(hvd_build_flags INTERFACE -fsanitize=${HVD_SANITIZE})
 endif()
 
-# pch_defines, time_macros: what ccache needs to take files compiled with a precompiled header.
+# pch_defines, time_macros: what ccache needs to take files compiled with a precompiled header. BASEDIR, NOHASHDIR: a second build beside the
+# first finds what is compiled alike.
 find_program(HVD_CCACHE ccache)
 mark_as_advanced(HVD_CCACHE)
 if(PROJECT_IS_TOP_LEVEL AND HVD_CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-                                  "${HVD_CCACHE}")
+                                  "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=1 "${HVD_CCACHE}")
   set(CMAKE_CUDA_COMPILER_LAUNCHER "${CMAKE_CXX_COMPILER_LAUNCHER}")
 endif()

@@ -35,11 +35,18 @@ function(hvd_library name)
   add_library(${target} STATIC ${ARGN})
   set_property(TARGET ${target} APPEND PROPERTY LINK_LIBRARIES hvd_build_flags)   # not a part of the link interface, hence not exported
   _hvd_library_properties(${target} ${name})
-  if(BUILD_SHARED_LIBS)   # the public headers say by a pragma what is visible
-    set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
-  else()
+  if(BUILD_SHARED_LIBS OR NOT name STREQUAL "torch")   # its programs share its precompiled header
+    hvd_hide(${target})
+  endif()
+  if(NOT BUILD_SHARED_LIBS)
     add_library(hvd::${name} ALIAS ${target})
   endif()
+endfunction()
+
+# The public headers say by a pragma what a library shows. Static ones are compiled likewise, so that a second build finds their objects in
+# ccache.
+function(hvd_hide target)
+  set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 endfunction()
 
 # A shared library of floors, where they are asked for: hvd_shared_library(<name> <file> <object>...) makes hvd_shared_<name>, lib<file>.so,

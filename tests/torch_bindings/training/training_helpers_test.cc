@@ -472,20 +472,20 @@ TEST_CASE("ExponentialMovingAverage: the closed form, its guard, its file") {
   const at::Tensor parameter = torch::zeros({3}, kDouble);
   const double decay = 0.9;
   hvd::ExponentialMovingAverage average({parameter}, {.decay = decay});
-  constexpr int kSteps = 40;
-  for (int t = 1; t <= kSteps; ++t) {
+  constexpr int kUpdates = 40;
+  for (int t = 1; t <= kUpdates; ++t) {
     parameter.fill_(t);
     average.update();
   }
   // sum over t of 0.1 * 0.9^(n - t) * t = n - 9 + 9 * 0.9^n
-  const double expected = kSteps - decay / (1 - decay) * (1 - std::pow(decay, kSteps));
+  const double expected = kUpdates - decay / (1 - decay) * (1 - std::pow(decay, kUpdates));
   CHECK(average.averages()[0][1].item<double>() == doctest::Approx(expected).epsilon(1e-13));
-  CHECK(average.updates() == kSteps);
+  CHECK(average.updates() == kUpdates);
   {
     const auto guard = average.averaged();
     CHECK(parameter[0].item<double>() == doctest::Approx(expected).epsilon(1e-13));
   }
-  CHECK(parameter[0].item<double>() == kSteps);
+  CHECK(parameter[0].item<double>() == kUpdates);
   std::stringstream file;
   torch::serialize::OutputArchive out;
   average.save(out);
@@ -494,7 +494,7 @@ TEST_CASE("ExponentialMovingAverage: the closed form, its guard, its file") {
   torch::serialize::InputArchive in;
   in.load_from(file);
   other.load(in);
-  CHECK(other.updates() == kSteps);
+  CHECK(other.updates() == kUpdates);
   CHECK(torch::equal(other.averages()[0], average.averages()[0]));
   average.copy_to_parameters();
   CHECK(parameter[2].item<double>() == doctest::Approx(expected).epsilon(1e-13));
