@@ -52,7 +52,7 @@ autocast() {
 }
 # The same steps, however they are made: ways RANKS TYPE "OPTION..."...
 ways() {
-  local n=$1 type=$2 way options=(--opt-level O2 --amp "$2" --max-steps 40 --optimizer adam --clip-norm 0.5)
+  local n=$1 type=$2 way options=(--opt-level O2 --amp "$2" --max-steps 20 --optimizer adam --clip-norm 0.5)
   shift 2
   run plain "$n" "${options[@]}"
   for way; do
@@ -62,7 +62,7 @@ ways() {
   done
   run gradients "$n" "${options[@]}" --shard-gradients
   close plain gradients 2e-3 # norms are added up in another order, and rounding to 16 bits makes more of it
-  run fp32 "$n" --max-steps 40 --optimizer adam --clip-norm 0.5
+  run fp32 "$n" --max-steps 20 --optimizer adam --clip-norm 0.5
   close fp32 plain 0.02
   differ fp32 plain
   echo "$n ranks, $type: $(field plain loss), fp32 $(field fp32 loss)"
@@ -75,17 +75,17 @@ one_process() {
 # Stopped, and taken up again: the same bits, which weights without their masters would not give.
 resumed() {
   local options=(--opt-level O2 --lr 0.01 --momentum 0.5 --ema 0.99 "$@")
-  run unbroken 2 "${options[@]}" --max-steps 60
-  run stopped 2 "${options[@]}" --max-steps 25 --checkpoint "$work/run"
+  run unbroken 2 "${options[@]}" --max-steps 30
+  run stopped 2 "${options[@]}" --max-steps 12 --checkpoint "$work/run"
   cp -r "$work/run" "$work/of4"
-  run resumed 2 "${options[@]}" --max-steps 60 --checkpoint "$work/run" --resume
+  run resumed 2 "${options[@]}" --max-steps 30 --checkpoint "$work/run" --resume
   same unbroken resumed
   echo "resumed with $*: $(field resumed loss)"
 }
 # By other numbers of ranks: nearly.
 moved() {
   resumed "$@"
-  run moved 4 --opt-level O2 --ema 0.99 "$@" --max-steps 60 --checkpoint "$work/of4" --resume
+  run moved 4 --opt-level O2 --ema 0.99 "$@" --max-steps 30 --checkpoint "$work/of4" --resume
   close unbroken moved 1e-3
   run evaluated 1 --opt-level O2 --ema 0.99 "$@" --evaluate --checkpoint "$work/run"
   close resumed evaluated 1e-6
