@@ -2,7 +2,7 @@
 # Takes examples/tutorial/ out of the repository, builds it against the installed package and runs its programs with 1, 2 and 4 ranks. Those
 # that are equal by design print the same bits, or losses that differ by 1e-6 at most (docs/tutorial.md says which). A program may use 20 s
 # of processors, all its ranks together; how long it takes by the clock depends on what else runs.
-# Two programs are built as a user builds them. The others are compiled together, each in a namespace with the tutorial's headers that it
+# Four programs are built as a user builds them. The others are compiled together, each in a namespace with the tutorial's headers that it
 # includes: what every file that includes LibTorch costs would be most of this test.
 #   tutorial.sh BUILD_FOLDER CMAKE GENERATOR
 set -euo pipefail
@@ -29,7 +29,7 @@ folder=$(mktemp -d "${TMPDIR:-/tmp}/tutorial.XXXXXX") # nothing of the repositor
 trap 'rm -rf "$folder"' EXIT
 cp "$root"/examples/tutorial/* "$folder"
 
-alone=(single raw_buffers)
+alone=(single distributed_data_parallel spawn raw_buffers)
 mapfile -t others < <(cd "$folder" && printf '%s\n' *.cc | sed 's/\.cc$//' | grep -vxF "$(printf '%s\n' "${alone[@]}")")
 # inlined FILE: with the files of the tutorial that it includes, each once; system headers come before
 inlined() {
