@@ -613,7 +613,7 @@ TEST_CASE("world: made, used and left again and again, nothing of it stays" *
     CHECK(after.descriptors <= before.descriptors);
     CHECK(after.threads <= before.threads);
     CHECK(after.mappings <= before.mappings + 10);  // the heap's own
-    // of the C library's arenas, which come to be used
+    // what the C library's arenas cannot give back
     if (!kSanitized) CHECK(after.resident_kib <= before.resident_kib + 32768);
   }
 }

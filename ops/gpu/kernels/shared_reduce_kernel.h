@@ -5,7 +5,7 @@
 /// HVD_ROLL.
 ///
 /// Each block reduces one chunk of one item, found by a binary search over the items' first chunks.
-/// Within it a thread folds 16 bytes of every rank at a time (of small integers four elements), in
+/// Within it a thread folds 16 bytes of every rank at a time (of integers a word of 4 or 8), in
 /// registers, and stores the result to every output: each element is read once and written once per
 /// rank. Where an address of the item is not on a 16-byte boundary, its elements go one by one. An
 /// element is read and written by the same thread, so that in place is safe.
