@@ -670,12 +670,14 @@ void CUDAGraph::capture_begin(c10::cuda::MempoolId_t /*pool*/, cudaStreamCapture
       capture_dev_, mempool_id_, [this](cudaStream_t stream) {
         cudaStreamCaptureStatus status{};
         CaptureId_t id = 0;
-        C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &id));
+        C10_CUDA_CHECK(
+            cudaStreamGetCaptureInfo(stream, &status, &id, nullptr, nullptr, nullptr, nullptr));
         return status == cudaStreamCaptureStatusActive && id == capture_id_;
       });
   C10_CUDA_CHECK(cudaStreamBeginCapture(capture_stream_.stream(), mode));
   cudaStreamCaptureStatus status{};
-  C10_CUDA_CHECK(cudaStreamGetCaptureInfo(capture_stream_.stream(), &status, &capture_id_));
+  C10_CUDA_CHECK(cudaStreamGetCaptureInfo(capture_stream_.stream(), &status, &capture_id_, nullptr,
+                                          nullptr, nullptr, nullptr));
 }
 void CUDAGraph::capture_end() {
   const cudaError_t error = cudaStreamEndCapture(capture_stream_.stream(), &graph_);
