@@ -2,11 +2,58 @@
 
 #include <torch/torch.h>
 
+#include <map>
+#include <mutex>
+#include <utility>
+
 #include "hvd/api/request.h"
+#include "hvd/api/world.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 
 namespace hvd {
+
+namespace {
+
+/// The weights that are set at present, with the worlds that they are for.
+struct PresentWeights {
+  std::mutex mutex;
+  std::map<const GradientWeights*, std::pair<std::uint64_t, double>> all;
+};
+PresentWeights& present_weights() {
+  static auto* const all = new PresentWeights;  // reducers may end after statics
+  return *all;
+}
+
+}  // namespace
+
+detail::PresentWeight detail::present_weight() {
+  auto& [mutex, all] = present_weights();
+  const std::uint64_t here = current_world_number();
+  const std::lock_guard lock(mutex);
+  std::optional<double> found;
+  for (const auto& [who, set] : all) {
+    const auto& [world, weight] = set;
+    if (world == here && found.value_or(weight) != weight) return {.is_clear = false};
+    if (world == here) found = weight;
+  }
+  return {.value = found.value_or(1)};
+}
+
+GradientWeights::GradientWeights(ProcessSet process_set)
+    : process_set_(std::move(process_set)), world_(current_world_number()) {}
+
+void GradientWeights::set(std::optional<double> weight) {
+  if (!own_ && !weight) return;
+  own_ = weight;
+  auto& [mutex, all] = present_weights();
+  const std::lock_guard lock(mutex);
+  if (own_) {
+    all[this] = {world_, *own_};
+  } else {
+    all.erase(this);
+  }
+}
 
 void detail::check_weight(double weight) {
   constexpr double kMost = 9007199254740992;  // so that a sum is finite

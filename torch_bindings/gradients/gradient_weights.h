@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,18 +21,30 @@ namespace hvd {
 namespace detail {
 /// Throws InvalidArgument for what is no weight of a rank's gradients.
 void check_weight(double weight);
+
+/// A PresentWeight is what gradients of this rank count at present.
+struct PresentWeight {
+  double value = 1;
+  bool is_clear = true;  ///< false where reducers have different ones
+};
+/// Returns what is set in this thread's world, by whichever reducer: for who adds up gradients of
+/// the ranks within a backward pass, before they are weighed.
+PresentWeight present_weight();
 }  // namespace detail
 
 /// The weights in one reducer.
 class GradientWeights {
  public:
-  explicit GradientWeights(ProcessSet process_set) : process_set_(std::move(process_set)) {}
+  explicit GradientWeights(ProcessSet process_set);
+  ~GradientWeights() { set({}); }
+  GradientWeights(const GradientWeights&) = delete;
+  GradientWeights& operator=(const GradientWeights&) = delete;
 
   /// Until end_step(): what this rank's gradients count; none: as much as the others'.
-  void set(std::optional<double> weight) { own_ = weight; }
+  void set(std::optional<double> weight);
   [[nodiscard]] const std::optional<double>& own() const { return own_; }
   void end_step() {
-    own_.reset();
+    set({});
     factor_ = 1;
   }
 
@@ -63,6 +76,7 @@ class GradientWeights {
     std::shared_ptr<HandleState> pending;
   };
   const ProcessSet process_set_;
+  const std::uint64_t world_;
   std::optional<double> own_;
   std::shared_ptr<Round> round_;
   double factor_ = 1;

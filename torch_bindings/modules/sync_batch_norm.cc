@@ -2,11 +2,13 @@
 
 #include <torch/torch.h>
 
+#include <string>
 #include <utility>
 
 #include "hvd/api/world.h"
 #include "hvd/base/text.h"
 #include "torch_bindings/collectives/collectives.h"
+#include "torch_bindings/gradients/gradient_weights.h"
 #include "torch_bindings/modules/recomputation.h"
 
 namespace hvd {
@@ -51,6 +53,31 @@ Statistics gather(const at::Tensor& input, const ProcessSet& process_set) {
   statistics.mean = mean.to(statistics_type(input));
   statistics.variance = (deviations / statistics.count).to(statistics_type(input));
   return statistics;
+}
+
+/// Collective. Returns the sums over the ranks, in double, as this rank's gradients are to be
+/// before set_weight() is applied to them.
+at::Tensor weighted_sums(const at::Tensor& mine, bool has_rows, const std::string& name,
+                         const ProcessSet& process_set) {
+  const auto [weight, is_clear] = detail::present_weight();
+  const double said[] = {weight, weight == 0 && has_rows ? 1.0 : 0.0, is_clear ? 0.0 : 1.0};
+  const at::Tensor wide = mine.to(at::kDouble);  // a weight may be large or small
+  const at::Tensor all =
+      allreduce(at::cat({weight == 0 ? at::zeros_like(wide) : wide * weight,
+                         torch::tensor(at::ArrayRef<double>(said), at::kDouble).to(wide.device())}),
+                {.name = "sync_batch_norm/gradients " + name,
+                 .op = ReduceOp::Sum,
+                 .process_set = process_set});
+  const at::Tensor words = all.slice(0, mine.numel()).cpu();
+  if (words[2].item<double>() > 0)
+    throw InvalidArgument(
+        "SyncBatchNorm: two optimizers or modules have different weights while backward runs on "
+        "some rank; call set_weight() of the one whose loss it is, and step before the other's");
+  if (words[1].item<double>() > 0 && words[0].item<double>() > 0)
+    throw InvalidArgument(
+        "SyncBatchNorm: a rank with set_weight(0) has rows in the batch, through which the others' "
+        "losses have gradients that would be lost; give it a small weight, or no rows");
+  return all.slice(0, 0, mine.numel()) / (weight == 0 ? 1 : weight);
 }
 
 /// The world of a forward pass, for its backward pass in a thread of autograd's.
@@ -110,12 +137,10 @@ class Normalize : public torch::autograd::Function<Normalize> {
     }
     if (!context->needs_input_grad(0)) return gradients;
 
-    const at::Tensor sums =
-        allreduce(at::cat({sum, projected}),
-                  {.name = formatted("sync_batch_norm/gradients of {} channels", channels),
-                   .op = ReduceOp::Sum,
-                   .process_set = process_set}) /
-        count;
+    const at::Tensor sums = (weighted_sums(at::cat({sum, projected}), input.numel() > 0,
+                                           formatted("of {} channels", channels), process_set) /
+                             count)
+                                .to(mean.scalar_type());
     std::vector<std::int64_t> shape(static_cast<std::size_t>(input.dim()), 1);
     shape[1] = channels;
     const at::Tensor inverse = (variance + eps).rsqrt();

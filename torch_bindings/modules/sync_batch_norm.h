@@ -26,8 +26,10 @@ namespace hvd {
 /// values, so that their files load. Inputs: [N, C] to [N, C, D, H, W], of double, float, bf16 or
 /// fp16, on the CPU or a GPU. N may differ between ranks and be 0. In a set of one rank, and in
 /// evaluation, it is ordinary batch normalisation: evaluation never communicates. Gradients of
-/// weight and bias are this rank's part of the sum, as other parameters' gradients are. Not
-/// differentiable twice.
+/// weight and bias are this rank's part of the sum, as other parameters' gradients are. What
+/// backward adds up counts by the set_weight() that is in force then, of whichever optimizer or
+/// module: two different ones are an InvalidArgument on all ranks, and so is a weight of 0 on a
+/// rank with rows, unless all ranks say 0. Not differentiable twice.
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
  public:
   /// Makes a layer with weights of its own.
