@@ -254,7 +254,7 @@ void DistributedOptimizer::zero_grad(bool set_to_none) {
   parts.reducers.settle();
   if (parts.deltas) parts.deltas->begin_step();
   if (parts.masters != nullptr) parts.masters->leave_out_step();
-  if (parts.shards_gradients()) parts.shards->gradients().drop_all();
+  if (parts.shards_gradients()) parts.shards->gradients().zero(set_to_none);
   std::exception_ptr stepped;  // thrown when the others have what they wait for
   try {
     parts.refuse_own_step();
@@ -293,7 +293,10 @@ void DistributedOptimizer::unshard() {
     throw InvalidArgument(
         "unshard(): the gradients are in shares; call step() or zero_grad() before");
   parts.shards->give_back();
-  if (of_gradients) parts.reducers.keep_no_shares();
+  if (of_gradients) {
+    parts.reducers.keep_no_shares();
+    parts.shards->gradients().leave_zeros();
+  }
   parts.shards.reset();
   parts.options.shard_optimizer_state = parts.options.share_parameters =
       parts.options.shard_gradients = false;

@@ -8,7 +8,7 @@
 /// joined in messages, and stepped as often as the wrapped optimizer would. Groups and parameters
 /// added later, to the wrapper or to the wrapped optimizer, are taken in by the next call of this,
 /// on all ranks; a rank outside the process set trains by itself. A parameter whose type, device or
-/// shape changes is followed.
+/// shape changes is followed; with shard_optimizer_state it is an InvalidArgument.
 ///
 /// It refuses, with InvalidArgument: duplicate or missing names; a parameter in two groups; a
 /// parameter whose gradient a DistributedDataParallel reduces; an optimizer whose state is in the

@@ -13,6 +13,7 @@ void GradientShares::arrange(std::size_t shares) {
     const ShardPiece& piece = pieces_[i];
     const void* const key = piece.parameter.unsafeGetTensorImpl();
     auto& parts = parts_.try_emplace(key, shares, 0).first->second;
+    left_.try_emplace(key, Left::Nothing);
     parts[piece.owner] += piece.end - piece.begin;
     if (piece.is_mine) mine_[key].push_back(i);
   }
@@ -23,6 +24,7 @@ const std::vector<std::int64_t>& GradientShares::parts(const at::Tensor& paramet
 }
 
 void GradientShares::keep(const at::Tensor& parameter, const at::Tensor& reduced) {
+  left_.at(parameter.unsafeGetTensorImpl()) = Left::Gradient;
   const auto mine = mine_.find(parameter.unsafeGetTensorImpl());
   if (mine == mine_.end()) return;
   const at::NoGradGuard no_gradient;
@@ -38,6 +40,7 @@ void GradientShares::keep(const at::Tensor& parameter, const at::Tensor& reduced
 }
 
 void GradientShares::drop(const at::Tensor& parameter) {
+  left_.at(parameter.unsafeGetTensorImpl()) = Left::Nothing;
   const auto mine = mine_.find(parameter.unsafeGetTensorImpl());
   if (mine == mine_.end()) return;
   for (const auto index : mine->second) pieces_[index].gradient.reset();
@@ -47,6 +50,19 @@ void GradientShares::drop_all() {
   for (auto& piece : pieces_) piece.gradient.reset();
 }
 
+void GradientShares::zero(bool set_to_none) {
+  drop_all();
+  for (auto& [parameter, left] : left_)
+    left = set_to_none || left == Left::Nothing ? Left::Nothing : Left::Zeros;
+}
+
+void GradientShares::leave_zeros() const {
+  const at::NoGradGuard no_gradient;
+  for (const auto& piece : pieces_)
+    if (left_.at(piece.parameter.unsafeGetTensorImpl()) == Left::Zeros)
+      piece.parameter.mutable_grad() = at::zeros_like(piece.parameter);
+}
+
 std::vector<std::pair<std::string, at::Tensor>> GradientShares::all() const {
   std::vector<std::pair<std::string, at::Tensor>> all;
   for (const auto& piece : pieces_)
@@ -54,10 +70,14 @@ std::vector<std::pair<std::string, at::Tensor>> GradientShares::all() const {
   return all;
 }
 
-at::Tensor GradientShares::of(const ShardPiece& piece, const MasterCopies* masters) {
+at::Tensor GradientShares::of(const ShardPiece& piece, const MasterCopies* masters) const {
   const at::Tensor& gradient = piece.parameter.grad();
   // what there is in `.grad` where shares are kept, a user has put there
-  if (!gradient.defined()) return piece.gradient;
+  if (!gradient.defined()) {
+    const auto left = left_.find(piece.parameter.unsafeGetTensorImpl());
+    const bool is_zero = left != left_.end() && left->second == Left::Zeros;
+    return piece.gradient.defined() || !is_zero ? piece.gradient : at::zeros_like(piece.tensor);
+  }
   const at::Tensor part =
       piece.is_whole()
           ? gradient

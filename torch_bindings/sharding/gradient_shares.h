@@ -30,19 +30,28 @@ class GradientShares final : public GradientKeeper {
   [[nodiscard]] const std::vector<std::int64_t>& parts(const at::Tensor& parameter) const override;
   void keep(const at::Tensor& parameter, const at::Tensor& reduced) override;
   void drop(const at::Tensor& parameter) override;
+  /// Forgets all that is kept.
   void drop_all();
+  /// Does what `zero_grad(set_to_none)` does to gradients. Zeros need no memory.
+  void zero(bool set_to_none);
+  /// Puts the zeros that there are into `.grad`, for who keeps no shares any more.
+  void leave_zeros() const;
   /// Returns them, in the order of the pieces, with the names of their parameters: of 16-bit
   /// parameters with masters in fp32.
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> all() const;
   /// Returns the gradient that the wrapped optimizer sees of one of this rank's pieces; undefined
   /// if there is none. `masters`: those of 16-bit parameters; null without any.
-  [[nodiscard]] static at::Tensor of(const ShardPiece& piece, const MasterCopies* masters);
+  [[nodiscard]] at::Tensor of(const ShardPiece& piece, const MasterCopies* masters) const;
 
  private:
+  /// A Left is what there would be in `.grad` between two rounds.
+  enum class Left { Nothing, Gradient, Zeros };
+
   ShardPieces& pieces_;
   std::unordered_map<const void*, std::vector<std::size_t>> mine_;  ///< by parameter: own pieces
   std::unordered_map<const void*, std::vector<std::int64_t>>
-      parts_;  ///< by parameter: elements in each share
+      parts_;                                   ///< by parameter: elements in each share
+  std::unordered_map<const void*, Left> left_;  ///< by parameter
   bool are_kept_ = false;
 };
 

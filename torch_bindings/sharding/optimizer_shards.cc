@@ -133,6 +133,7 @@ void OptimizerShards::add(const Named& parameters, std::size_t first, const Runs
     piece.is_mine = piece.owner == self_;
     piece.has_master = masters_ != nullptr && detail::MasterCopy::is_for(piece.parameter);
     piece.travels = piece.view();
+    piece.sizes = piece.parameter.sizes().vec();
     piece.strides = piece.parameter.strides().vec();
     make_tensor(piece, masters);
   }
@@ -170,12 +171,14 @@ void OptimizerShards::follow_memory() {
   for (auto& piece : pieces_) {
     const at::Tensor now = piece.view();
     if (now.const_data_ptr() == piece.travels.const_data_ptr()) continue;
-    if (piece.parameter.strides() != at::IntArrayRef(piece.strides) ||
+    if (piece.parameter.sizes() != at::IntArrayRef(piece.sizes) ||
+        piece.parameter.strides() != at::IntArrayRef(piece.strides) ||
         !piece.parameter.options().type_equal(piece.travels.options()))
-      throw InvalidArgument(formatted(
-          "shard_optimizer_state: parameter '{}' has another layout, type or device than when its "
-          "optimizer was wrapped; change the model first and wrap the optimizer then",
-          piece.name));
+      throw InvalidArgument(
+          formatted("shard_optimizer_state: parameter '{}' has another shape, layout, type or "
+                    "device than when its "
+                    "optimizer was wrapped; change the model first and wrap the optimizer then",
+                    piece.name));
     piece.travels = now;
     if (is_known_ && !piece.master)
       piece.tensor.set_data(piece.is_whole() ? piece.parameter.detach() : now.detach());
@@ -227,7 +230,7 @@ void OptimizerShards::lend() {
     for (auto& piece : pieces_) {
       if (!is_lent_apart(piece)) continue;
       if (piece.master) piece.master->follow();
-      piece.tensor.mutable_grad() = detail::GradientShares::of(piece, masters_);
+      piece.tensor.mutable_grad() = gradients_.of(piece, masters_);
     }
   } catch (...) {
     take_back();

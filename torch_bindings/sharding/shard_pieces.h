@@ -26,9 +26,9 @@ struct ShardPiece {
   bool has_master = false;  ///< its owner steps a master in fp32, of a 16-bit parameter
   at::Tensor tensor;        ///< what is stepped: the parameter if the optimizer must see all of it
   at::Tensor travels;       ///< the same elements, dense
-  std::vector<std::int64_t> strides;  ///< of the parameter
-  std::optional<MasterCopy> master;   ///< of this rank's piece, where there are masters
-  at::Tensor gradient;                ///< this rank's share of it, where `.grad` does not have it
+  std::vector<std::int64_t> sizes, strides;  ///< of the parameter
+  std::optional<MasterCopy> master;          ///< of this rank's piece, where there are masters
+  at::Tensor gradient;  ///< this rank's share of it, where `.grad` does not have it
 
   [[nodiscard]] bool is_whole() const { return begin == 0 && end == parameter.numel(); }
   /// Returns the elements where they are, dense; all of a parameter whose memory has gaps.

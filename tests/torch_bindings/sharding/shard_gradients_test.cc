@@ -365,4 +365,36 @@ TEST_CASE("shard_gradients refuses what it cannot do") {
   }
 }
 
+TEST_CASE(
+    "shard_gradients and zero_grad(false): what a step does not use is stepped with zeros, as by "
+    "the plain optimizer") {
+  for (const auto& kind : torch_optimizers()) {
+    CAPTURE(kind.name);
+    Pair pair(kind);
+    for (int step = 0; step < 6; ++step) {
+      for (const bool shares : {true, false}) {
+        BranchNet& net = shares ? pair.shares : pair.plain;
+        DistributedOptimizer& optimizer = shares ? *pair.with_shares : *pair.with_plain;
+        // the branch of odd ranks in the first and the fourth step alone
+        net.loss(step % 3 == 0 ? hvd::rank() : 0, step).backward();
+        if (step == 2) {
+          optimizer.zero_grad(false);  // before the step
+          net.loss(0, step).backward();
+        }
+        optimizer.step();
+        optimizer.zero_grad(step == 4);
+      }
+      CHECK(pair.same_parameters());
+    }
+    pair.with_shares->zero_grad(false);
+    pair.with_plain->zero_grad(false);
+    pair.with_shares->unshard();
+    for (const bool shares : {true, false}) {
+      (shares ? pair.shares : pair.plain).loss(0, 7).backward();
+      (shares ? *pair.with_shares : *pair.with_plain).step();
+    }
+    CHECK(pair.same_parameters());
+  }
+}
+
 }  // namespace
