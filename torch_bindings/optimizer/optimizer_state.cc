@@ -232,14 +232,14 @@ UnsavedParts save_optimizer(Optimizer& optimizer, OutputArchive& own, OutputArch
   if (distributed != nullptr) distributed->param_groups();  // shares changed options
   if (is_sharded(optimizer)) {
     only ? distributed->save_on(*only, own) : optimizer.save(own);
-    UnsavedParts unsaved;
     const Optimizer& wrapped = distributed->wrapped();
     if (is_of_libtorch(wrapped) || distributed->master_copies() != nullptr ||
-        (only && *only != rank()))
-      return unsaved;
+        (only && *only != rank()) || !as_input(own).keys().empty())
+      return {};
+    UnsavedParts unsaved = write_parts(optimizer, parts);  // without a state: the options
     unsaved.type = type_of(wrapped);
-    unsaved.own = distributed->state().empty() || !as_input(own).keys().empty();
-    if (!unsaved.own) unsaved.states.emplace_back("its state is shared out");
+    unsaved.own = false;
+    if (!distributed->state().empty()) unsaved.states.emplace_back("its state is shared out");
     return unsaved;
   }
   Optimizer& holder = holder_of(optimizer);
@@ -282,11 +282,11 @@ void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_optio
   // what the archive does not have must not stay
   before_ = std::exchange(sharded ? distributed->state() : holder_.state(), {});
   const bool by_itself = !own.keys().empty();
-  if (!by_itself && (parts == nullptr || sharded))
+  if (!by_itself && (parts == nullptr || (sharded && has_states(*parts))))
     throw InvalidArgument(
         formatted("there is nothing of the optimizer in it; {} has to override save and load",
-                  type_of(holder_)));
-  if (sharded) {
+                  type_of(sharded ? distributed->wrapped() : holder_)));
+  if (sharded && by_itself) {
     distributed->load_unread(own, reader);
   } else {
     const OrderedByName ordered(holder_, names.empty() ? names : names_of(optimizer_), names);
@@ -300,6 +300,18 @@ void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_optio
   }
   if (!with_options) restore_options();
   show_options();
+}
+
+/// Returns whether there are states by themselves, which nobody cuts into shares.
+bool OptimizerLoad::has_states(InputArchive& parts) {
+  bool found = false;
+  for_each_parameter(holder_, [&](void*, std::size_t g, std::size_t p) {
+    InputArchive state;
+    c10::IValue opaque;
+    found =
+        found || parts.try_read(state_key(g, p), state) || parts.try_read(opaque_key(g, p), opaque);
+  });
+  return found;
 }
 
 void OptimizerLoad::load_parts(InputArchive& parts, bool with_options, bool by_itself) {

@@ -76,6 +76,7 @@ class OptimizerLoad {
  private:
   using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
+  bool has_states(torch::serialize::InputArchive& parts);
   void load_parts(torch::serialize::InputArchive& parts, bool with_options, bool by_itself);
   void load_options(torch::serialize::InputArchive& parts, torch::serialize::InputArchive& mine,
                     bool by_itself);

@@ -2,6 +2,8 @@
 #include <memory>
 
 #include "tests/torch_bindings/own_optimizer.h"
+#include "tests/torch_bindings/shared_folder.h"
+#include "tests/torch_bindings/wrapped_optimizers.h"
 #include "torch_bindings/collectives/agreement.h"
 
 namespace {
@@ -397,6 +399,34 @@ TEST_CASE(
     const std::string expected = text_of(static_cast<int>(i));
     CHECK(std::string(static_cast<const char*>(texts[i].const_data_ptr()), texts[i].nbytes()) ==
           expected);
+  }
+}
+
+TEST_CASE(
+    "what happens if my own optimizer has no state, and is sharded: its options go to all ranks, "
+    "by broadcast and by file") {
+  const SharedFolder folder;
+  for (const bool of_gradients : {false, true}) {
+    for (const int steps : {0, 1}) {
+      torch::nn::Linear net(40, 40);
+      hvd::broadcast_parameters(net, 0);
+      wrapped::SignSgd own(net->parameters(), wrapped::SignOptions(0.25 * (hvd::rank() + 1)));
+      const auto rate = [&own] { return own.param_groups()[0].options().get_lr(); };
+      hvd::DistributedOptimizer optimizer(
+          own, net->named_parameters(),
+          {.shard_optimizer_state = true, .shard_gradients = of_gradients});
+      hvd::broadcast_optimizer_state(optimizer, final_rank());
+      CHECK(rate() == 0.25 * (final_rank() + 1));
+      CHECK(optimizer.param_groups()[0].options().get_lr() == rate());
+      for (int step = 0; step < steps; ++step) {
+        net->forward(data({2, 40}, kFloat, hvd::rank())).sum().backward();
+        optimizer.step();
+      }
+      hvd::Checkpoint(folder.file()).save(net, optimizer, steps);
+      own.param_groups()[0].options().set_lr(7);
+      CHECK(hvd::Checkpoint(folder.file()).load(net, optimizer) == steps);
+      CHECK(rate() == 0.25 * (final_rank() + 1));
+    }
   }
 }
 
