@@ -208,11 +208,12 @@ void Checkpoint::tell(const std::vector<std::string>& failures) const {
 /// Throws on all ranks: CheckpointError if any has a failure to tell, Mismatch unless they have the
 /// same buffers, shard alike and want the same done: what follows exchanges these.
 void Checkpoint::check_alike(const torch::nn::Module& module,
-                             const torch::optim::Optimizer& optimizer, Parts parts,
-                             const std::string& failure) const {
+                             const torch::optim::Optimizer& optimizer, std::int64_t step,
+                             Parts parts, const std::string& failure) const {
   std::vector<std::string> types;
   for (const auto& part : parts) types.push_back(part.type());
   std::vector<std::string> mine{
+      formatted("step {}", step),
       types.empty() ? "no parts" : formatted("parts {}", joined(types, ", ")),
       options_.average_buffers ? "average_buffers" : "no average_buffers",
       detail::is_sharded(optimizer) ? "a sharded optimizer" : "an optimizer that is not sharded"};
@@ -285,7 +286,7 @@ void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer&
   } catch (...) {
     failure = detail::words_of_current_exception();
   }
-  check_alike(module, optimizer, parts, failure);
+  check_alike(module, optimizer, step, parts, failure);
   check_replicas(path_, module, set);
   std::optional<AveragedBuffers> means;
   note_own_buffers(module, set, mine, [&] {

@@ -97,9 +97,9 @@ class Checkpoint {
   /// rank's are written. All ranks must have the same parameters: Mismatch on all if they differ,
   /// as DistributedOptimizer::check_replicas() throws it, unless HVD_REPLICA_GUARD is off. Throws
   /// Mismatch, on all ranks, if their buffers differ in number, name, shape or type, naming the
-  /// first that does, or if only some ranks shard the optimizer. An optimizer of the user's own is
-  /// saved by its `save`, and by the `serialize` of its options and states, its learning rate by
-  /// get_lr; CheckpointError on all ranks if it has a state and overrides neither.
+  /// first that does, if their steps do, or if only some ranks shard the optimizer. An optimizer of
+  /// the user's own is saved by its `save`, and by the `serialize` of its options and states, its
+  /// learning rate by get_lr; CheckpointError on all ranks if it has a state and overrides neither.
   void save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step,
             const Extra& extra = {}) const;
   /// Writes parts of the run besides, in this order: `save(net, optimizer, step, {schedule,
@@ -200,7 +200,7 @@ class Checkpoint {
   void agree(const std::string& failure) const;
   void tell(const std::vector<std::string>& failures) const;
   void check_alike(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
-                   Parts parts, const std::string& failure) const;
+                   std::int64_t step, Parts parts, const std::string& failure) const;
   [[nodiscard]] std::vector<at::Tensor> memory_of_rank(torch::optim::Optimizer& optimizer,
                                                        Parts parts) const;
 
