@@ -11,6 +11,23 @@
 
 namespace hvd {
 
+namespace {
+
+/// Returns the targets of all groups: such that those that have come since have their own rates
+/// now.
+std::vector<double> with_later_groups(std::vector<double> targets, const Schedule& schedule,
+                                      const torch::optim::Optimizer& optimizer) {
+  const auto& groups = optimizer.param_groups();
+  for (std::size_t g = targets.size(); g < groups.size(); ++g) {
+    const double own = groups[g].options().get_lr(), of_0 = schedule.rate(0, schedule.steps()),
+                 slope = schedule.rate(1, schedule.steps()) - of_0;
+    targets.push_back(slope == 0 ? own : (own - of_0) / slope);
+  }
+  return targets;
+}
+
+}  // namespace
+
 double scaled_learning_rate(double rate, std::int64_t batch_size_per_rank,
                             std::int64_t reference_batch_size, const ProcessSet& process_set) {
   if (batch_size_per_rank < 1 || reference_batch_size < 1)
@@ -32,6 +49,7 @@ void Schedule::set_rates() {
 }
 
 std::vector<double> Schedule::get_lrs() {
+  targets_ = with_later_groups(std::move(targets_), *this, schedules_);
   std::vector<double> rates;
   for (const double target : targets_)
     // step_count_ is the number of calls before this one
@@ -41,7 +59,8 @@ std::vector<double> Schedule::get_lrs() {
 
 void Schedule::save(torch::serialize::OutputArchive& archive) const {
   archive.write("steps", c10::IValue(static_cast<std::int64_t>(step_count_)));
-  archive.write("targets", torch::tensor(targets_, at::kDouble));
+  archive.write("targets",
+                torch::tensor(with_later_groups(targets_, *this, schedules_), at::kDouble));
 }
 
 void Schedule::load(torch::serialize::InputArchive& archive) {
@@ -50,11 +69,12 @@ void Schedule::load(torch::serialize::InputArchive& archive) {
   archive.read("steps", steps);
   archive.read("targets", targets);
   const at::Tensor on_host = targets.to(at::kCPU, at::kDouble).contiguous();
-  if (on_host.numel() != static_cast<std::int64_t>(targets_.size()))
-    throw InvalidArgument(formatted("a schedule of {} groups, but this one has {}", on_host.numel(),
-                                    targets_.size()));
+  const std::size_t groups = schedules_.param_groups().size();
+  if (on_host.numel() != static_cast<std::int64_t>(groups))
+    throw InvalidArgument(
+        formatted("a schedule of {} groups, but this one has {}", on_host.numel(), groups));
   const auto* const first = on_host.const_data_ptr<double>();
-  targets_.assign(first, first + targets_.size());
+  targets_.assign(first, first + groups);
   step_count_ = static_cast<unsigned>(steps.toInt());
   set_rates();
 }

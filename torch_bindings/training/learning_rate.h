@@ -38,7 +38,8 @@ struct WarmupOptions {
   std::function<double(unsigned)> then{};
 };
 
-/// A Schedule is a scheduler whose rates follow from targets and the number of calls of `step()`.
+/// A Schedule is a scheduler whose rates follow from targets and the number of calls of `step()`. A
+/// group that is added later starts with its own rate.
 class Schedule : public torch::optim::LRScheduler {
  public:
   /// Returns what the rate of a group is after `step` calls of step().

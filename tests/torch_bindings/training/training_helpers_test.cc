@@ -617,6 +617,40 @@ TEST_CASE(
                  "start_factor is -1"));
 }
 
+TEST_CASE("schedules: a group that is added later starts with its own rate") {
+  const at::Tensor first = torch::zeros({2}), second = torch::zeros({2});
+  torch::optim::SGD sgd({first}, 1.0);
+  hvd::StepSchedule schedule(sgd, 2, 0.5);
+  const auto rates = [](torch::optim::Optimizer& optimizer) {
+    std::vector<double> all;
+    for (const auto& group : optimizer.param_groups()) all.push_back(group.options().get_lr());
+    return all;
+  };
+  for (int step = 0; step < 7; ++step) {
+    if (step == 3)
+      sgd.add_param_group(torch::optim::OptimizerParamGroup(
+          {second}, std::make_unique<torch::optim::SGDOptions>(0.75)));
+    schedule.step();
+    const double factor = std::pow(0.5, (step + 1) / 2);
+    CHECK(rates(sgd).front() == factor);
+    if (step >= 3) CHECK(rates(sgd).back() == 0.75 * factor / 0.5);
+  }
+  hvd::CosineSchedule cosine(sgd, 4, 0.01);
+  cosine.step();
+  sgd.add_param_group(torch::optim::OptimizerParamGroup(
+      {torch::zeros({2})}, std::make_unique<torch::optim::SGDOptions>(0.5)));
+  torch::serialize::OutputArchive archive;
+  cosine.save(archive);
+  std::stringstream file;
+  archive.save_to(file);
+  torch::serialize::InputArchive saved;
+  saved.load_from(file);
+  cosine.load(saved);
+  CHECK(rates(sgd)[2] == doctest::Approx(0.5).epsilon(1e-14));
+  for (int step = 0; step < 3; ++step) cosine.step();
+  CHECK(rates(sgd) == std::vector<double>{0.01, 0.01, 0.01});
+}
+
 TEST_CASE(
     "clipping by the global norm between synchronize() and step() is that of the global gradient") {
   Sequential net = model();
