@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <limits>
 #include <string_view>
+#include <type_traits>
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
@@ -37,30 +38,40 @@ std::optional<Variable> variable(std::string_view suffix) {
 }
 
 constexpr int kMostCores = 1024;  // of a cpu_set_t
-constexpr int kMostNcclStreams = 4;
+constexpr std::string_view kCacheCapacity = "CACHE_CAPACITY";
 
 [[noreturn]] void refuse(const Variable& variable, std::string_view allowed) {
   throw InvalidArgument(
       formatted("{}: '{}' is not allowed; it must be {}", variable.name, variable.value, allowed));
 }
 
-std::uint64_t number(const Variable& variable, std::uint64_t least, std::uint64_t most,
-                     std::string_view unit) {
+/// The bounds of a number: of HVD_`suffix`, in `unit`, and of the field of a Config.
+struct Bounds {
+  std::string_view suffix, field, unit;
+  std::uint64_t least, most;
+};
+
+std::string allowed(const Bounds& bounds) {
+  return formatted("a whole number of {}, {} to {}", bounds.unit, bounds.least, bounds.most);
+}
+
+std::uint64_t number(const Variable& variable, const Bounds& bounds) {
   std::uint64_t value = 0;
   const char* end = variable.value.data() + variable.value.size();
   const auto [stop, error] = std::from_chars(variable.value.data(), end, value);
-  if (error != std::errc() || stop != end || value < least || value > most)
-    refuse(variable, formatted("a whole number of {}, {} to {}", unit, least, most));
+  if (error != std::errc() || stop != end || value < bounds.least || value > bounds.most)
+    refuse(variable, allowed(bounds));
   return value;
 }
 
 /// Milliseconds, which may have decimals.
-std::chrono::microseconds milliseconds(const Variable& variable, int most) {
+std::chrono::microseconds milliseconds(const Variable& variable, const Bounds& bounds) {
   double value = 0;
   const char* end = variable.value.data() + variable.value.size();
   const auto [stop, error] = std::from_chars(variable.value.data(), end, value);
-  if (error != std::errc() || stop != end || !(value >= 0 && value <= most))
-    refuse(variable, formatted("a number of milliseconds, 0 to {}", most));
+  if (error != std::errc() || stop != end ||
+      !(value >= 0 && value <= static_cast<double>(bounds.most)))
+    refuse(variable, formatted("a number of {}, 0 to {}", bounds.unit, bounds.most));
   return std::chrono::microseconds(static_cast<std::int64_t>(value * 1000));
 }
 
@@ -134,39 +145,57 @@ constexpr std::array<std::pair<std::string_view, LogLevel>, 7> kLogLevels{
      {"error", LogLevel::Error},
      {"fatal", LogLevel::Fatal},
      {"off", LogLevel::Off}}};
-constexpr std::uint64_t kMostSeconds = 10'000'000;
+
+/// Calls visit(bounds, field) for each number that a Config has.
+template <class Visit>
+void for_each_number(Config& c, const Visit& visit) {
+  constexpr std::uint64_t kMostSeconds = 10'000'000, kKiB = 1024, kTiB = kKiB << 30;
+  const auto number = [&](std::string_view suffix, std::string_view name, auto& field,
+                          std::string_view unit, std::uint64_t least, std::uint64_t most) {
+    visit(Bounds{suffix, name, unit, least, most}, field);
+  };
+  number("FUSION_THRESHOLD", "fusion_threshold_bytes", c.fusion_threshold_bytes, "bytes", 0,
+         std::numeric_limits<std::uint64_t>::max() / 2);
+  number(kCacheCapacity, "cache_capacity", c.cache_capacity, "tensors", 16, 1U << 24);
+  number("CYCLE_TIME", "cycle_time", c.cycle_time, "milliseconds", 0, 10'000);
+  number("STALL_CHECK_TIME_SECONDS", "stall_check_time", c.stall_check_time, "seconds", 1,
+         kMostSeconds);
+  number("STALL_SHUTDOWN_TIME_SECONDS", "stall_shutdown_time", c.stall_shutdown_time, "seconds", 0,
+         kMostSeconds);
+  number("HOST_TIMEOUT_SECONDS", "host_timeout", c.host_timeout, "seconds", 0, kMostSeconds);
+  number("START_TIMEOUT", "start_timeout", c.start_timeout, "seconds", 1, kMostSeconds);
+  number("TIMELINE_MAX_BYTES", "timeline_max_bytes", c.timeline_max_bytes, "bytes", 64 * kKiB,
+         kTiB);
+  number("NUM_NCCL_STREAMS", "num_nccl_streams", c.num_nccl_streams, "streams", 1, 4);
+  number("ARENA_BYTES", "arena_bytes", c.arena_bytes, "bytes", kKiB * kKiB, 16 * kTiB);
+  number("RESULT_POOL_BYTES", "result_pool_bytes", c.result_pool_bytes, "bytes", 0, 16 * kTiB);
+}
 
 }  // namespace
 
 Config Config::from_environment() {
   Config config;
-  if (auto v = variable("FUSION_THRESHOLD"))
-    config.fusion_threshold_bytes =
-        number(*v, 0, std::numeric_limits<std::uint64_t>::max() / 2, "bytes");
-  // the capacity of a mere cache, as it is in Horovod, makes no program fail
-  if (auto v = variable("CACHE_CAPACITY"))
-    config.cache_capacity = std::max(
-        config.cache_capacity, static_cast<std::uint32_t>(number(*v, 0, 1U << 24, "tensors")));
-  if (auto v = variable("CYCLE_TIME")) config.cycle_time = milliseconds(*v, 10'000);
+  for_each_number(config, [](Bounds bounds, auto& field) {
+    using Field = std::remove_reference_t<decltype(field)>;
+    const auto v = variable(bounds.suffix);
+    if (!v) return;
+    // the capacity of a mere cache, as it is in Horovod, makes no program fail
+    const bool is_cache = bounds.suffix == kCacheCapacity;
+    if (is_cache) bounds.least = 0;
+    if constexpr (std::is_same_v<Field, std::chrono::microseconds>) {
+      field = milliseconds(*v, bounds);
+    } else {
+      const auto value = static_cast<Field>(number(*v, bounds));
+      field = is_cache ? std::max(field, value) : value;
+    }
+  });
   if (auto v = variable("DISABLE_GROUP_FUSION")) config.disable_group_fusion = choice(*v, kSwitch);
-  if (auto v = variable("STALL_CHECK_TIME_SECONDS"))
-    config.stall_check_time = std::chrono::seconds(number(*v, 1, kMostSeconds, "seconds"));
   if (auto v = variable("STALL_CHECK_DISABLE")) config.stall_check_disable = choice(*v, kSwitch);
-  if (auto v = variable("STALL_SHUTDOWN_TIME_SECONDS"))
-    config.stall_shutdown_time = std::chrono::seconds(number(*v, 0, kMostSeconds, "seconds"));
-  if (auto v = variable("HOST_TIMEOUT_SECONDS"))
-    config.host_timeout = std::chrono::seconds(number(*v, 0, kMostSeconds, "seconds"));
   if (auto v = variable("REPLICA_GUARD")) config.replica_guard = choice(*v, kReplicaGuards);
-  if (auto v = variable("START_TIMEOUT"))
-    config.start_timeout = std::chrono::seconds(number(*v, 1, kMostSeconds, "seconds"));
   if (auto v = variable("LOG_LEVEL")) config.log_level = choice(*v, kLogLevels);
   if (auto v = variable("TIMELINE"); v && v->value != "DYNAMIC") config.timeline = v->value;
   if (auto v = variable("TIMELINE_MARK_CYCLES")) config.timeline_mark_cycles = choice(*v, kSwitch);
-  if (auto v = variable("TIMELINE_MAX_BYTES"))
-    config.timeline_max_bytes = number(*v, 64 << 10, std::uint64_t{1} << 40, "bytes");
   if (auto v = variable("THREAD_AFFINITY")) config.thread_affinity = cores(*v);
-  if (auto v = variable("NUM_NCCL_STREAMS"))
-    config.num_nccl_streams = static_cast<int>(number(*v, 1, kMostNcclStreams, "streams"));
   if (auto v = variable("NCCL_REGISTRATION"))
     config.nccl_registration = choice(*v, kNcclRegistrations);
   if (auto v = variable("AUTOTUNE")) config.autotune = choice(*v, kSwitch);
@@ -178,11 +207,31 @@ Config Config::from_environment() {
   if (auto v = variable("WIRE")) config.wire = choice(*v, kWires);
   if (auto v = variable("DIRECT_COPIES")) config.direct_copies = choice(*v, kDirectCopies);
   if (auto v = variable("GPU_BACKEND")) config.gpu_backend = choice(*v, kGpuBackends);
-  if (auto v = variable("ARENA_BYTES"))
-    config.arena_bytes = number(*v, 1 << 20, std::uint64_t{1} << 44, "bytes");
-  if (auto v = variable("RESULT_POOL_BYTES"))
-    config.result_pool_bytes = number(*v, 0, std::uint64_t{1} << 44, "bytes");
   return config;
+}
+
+std::string put_right(Config& config) {
+  std::string problem;
+  for_each_number(config, [&](const Bounds& bounds, auto& field) {
+    using Field = std::remove_reference_t<decltype(field)>;
+    std::string value;
+    if constexpr (std::is_integral_v<Field>) {
+      if (std::cmp_greater_equal(field, bounds.least) && std::cmp_less_equal(field, bounds.most))
+        return;
+      value = formatted("{}", field);
+    } else {
+      using Unit = std::conditional_t<std::is_same_v<Field, std::chrono::microseconds>,
+                                      std::chrono::milliseconds, Field>;
+      field = std::min(field, Field(Unit(bounds.most)));
+      if (field >= Unit(bounds.least)) return;
+      value = formatted("{}", std::chrono::floor<Unit>(field).count());
+    }
+    if (problem.empty())
+      problem = formatted("Config::{}: '{}' is not allowed; it must be {}", bounds.field, value,
+                          allowed(bounds));
+  });
+  if (!problem.empty()) config = Config();
+  return problem;
 }
 
 std::vector<std::pair<std::string, std::string>> shared_part(const Config& config) {

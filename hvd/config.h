@@ -176,6 +176,10 @@ struct Config {
   static Config from_environment();
 };
 
+/// Makes it one that ranks can meet with: longer times than a variable may say, which mean never,
+/// become the longest; with a number that is not allowed, all becomes as usual. Returns what is
+/// wrong with that number, naming the field; empty if all are allowed.
+std::string put_right(Config& config);
 /// Returns what must be equal on all ranks: the variable (or field) and its value as text.
 std::vector<std::pair<std::string, std::string>> shared_part(const Config& config);
 /// Returns a sentence for each knob that is set and does nothing, where that may surprise.

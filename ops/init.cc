@@ -99,7 +99,7 @@ std::shared_ptr<Bootstrap> find_ranks(const Config& config) {
 
 void init() { init(Config::from_environment()); }
 
-void init(const Config& config) {
+void init(const Config& given) {
   const LibraryCall call;
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
@@ -108,6 +108,8 @@ void init(const Config& config) {
   // it has been done before main(): that this names it brings its file into a program that is
   // linked statically
   print_whole_lines();
+  Config config = given;
+  const std::string problem = put_right(config);
   set_log(config.log_level, launcher_hints().rank.value_or(-1));
 
   const std::shared_ptr<Bootstrap> bootstrap = find_ranks(config);
@@ -122,6 +124,7 @@ void init(const Config& config) {
     watch_exit(false);
   };
   try {
+    if (!problem.empty()) throw InvalidArgument(problem);
     world = make_world(config, bootstrap, "", [](const Bootstrap& met) {
       met.barrier();  // MPI may be finalised then
       ended_in_order = true;

@@ -32,13 +32,15 @@ void watch_exit() {
   static_cast<void>(watched);
 }
 
-RunningWorld make(const Rendezvous& rendezvous, const Config& config) {
+RunningWorld make(const Rendezvous& rendezvous, Config config) {
+  const std::string problem = put_right(config);
   // the process's: where there is a global world, that one's
   if (!has_world()) set_log(config.log_level, -1);
   const auto bootstrap = std::make_shared<Bootstrap>(
       std::make_unique<CallbackMeeting>(rendezvous, config.start_timeout));
   become_rank_of_some_world(rendezvous.rank);
   try {
+    if (!problem.empty()) throw InvalidArgument(problem);
     return make_world(config, bootstrap, rendezvous.name, {});
   } catch (...) {
     const Status status = status_of_current_exception();

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/config.h"
@@ -154,6 +155,32 @@ TEST_CASE("every knob is read under both names, and refuses what it does not und
   }
   const Variable later("HOROVOD_TIMELINE", "DYNAMIC");
   CHECK(Config::from_environment().timeline.empty());
+}
+
+TEST_CASE("fields are held to the bounds of their variables; a very long time means never") {
+  using std::chrono::seconds;
+  Config config;
+  CHECK(put_right(config).empty());
+  config.stall_check_time = config.host_timeout = config.start_timeout = seconds::max();
+  CHECK(put_right(config).empty());
+  CHECK(config.stall_check_time == seconds(10'000'000));
+  for (const auto& [field, change] : std::vector<std::pair<std::string, void (*)(Config&)>>{
+           {"stall_check_time", [](Config& c) { c.stall_check_time = seconds(0); }},
+           {"stall_shutdown_time", [](Config& c) { c.stall_shutdown_time = seconds(-1); }},
+           {"host_timeout", [](Config& c) { c.host_timeout = seconds(-1); }},
+           {"start_timeout", [](Config& c) { c.start_timeout = seconds(0); }},
+           {"cycle_time", [](Config& c) { c.cycle_time = std::chrono::microseconds(-1); }},
+           {"num_nccl_streams", [](Config& c) { c.num_nccl_streams = -1; }},
+           {"num_nccl_streams", [](Config& c) { c.num_nccl_streams = 5; }},
+           {"timeline_max_bytes", [](Config& c) { c.timeline_max_bytes = 10; }},
+           {"cache_capacity", [](Config& c) { c.cache_capacity = 15; }},
+           {"arena_bytes", [](Config& c) { c.arena_bytes = ~std::uint64_t{0}; }}}) {
+    CAPTURE(field);
+    config = {};
+    change(config);
+    CHECK(put_right(config).find("Config::" + field + ": ") == 0);
+    CHECK(config.start_timeout == Config().start_timeout);
+  }
 }
 
 TEST_CASE("what ranks must agree on is told apart; what does nothing is remarked on") {
