@@ -1,9 +1,11 @@
 #pragma once
 /// This file sends any object to other ranks: by its type's own rules, or as torch::save writes it.
-/// All functions are collective over the process set. One thread at a time. They throw
-/// InvalidArgument, on all ranks, if a rank cannot write its object.
+/// All functions are collective over the process set. One thread at a time. They throw on all
+/// ranks: InvalidArgument if a rank cannot write its object, Mismatch if ranks give different
+/// types.
 // Tested in tests/torch_bindings/optimizer/parameters_test.cc
 
+#include <c10/util/Type.h>
 #include <torch/serialize.h>
 
 #include <memory>
@@ -13,6 +15,7 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -25,11 +28,13 @@ namespace hvd {
 namespace detail {
 
 /// Return the root's text, all ranks' texts. With a `failure` instead of a text, all ranks throw
-/// InvalidArgument that has its words.
+/// InvalidArgument that has its words. `type`: what the text is of; ranks that say different ones
+/// throw Mismatch, all of them.
 std::string broadcast_text(std::string text, int root_rank, const ProcessSet& process_set,
-                           const std::string& failure = {});
+                           const std::string& failure = {}, const std::string& type = {});
 std::vector<std::string> allgather_text(const std::string& text, const ProcessSet& process_set,
-                                        const std::string& failure = {});
+                                        const std::string& failure = {},
+                                        const std::string& type = {});
 /// Returns the text of the exception now being handled, without LibTorch's stack of addresses. Call
 /// inside a `catch`.
 std::string words_of_current_exception();
@@ -68,6 +73,51 @@ template <class K, class V>
 struct Readable<std::pair<const K, V>> {
   using Type = std::pair<K, V>;
 };
+
+/// Adds in words how write_object writes a T: types that are written alike have the same words.
+/// `Outer`: those that it is part of.
+template <class T, class... Outer>
+void describe_type(std::string& words) {
+  const auto add = [&words]<class Part>(std::type_identity<Part> /*part*/, const char* before) {
+    words += before;
+    describe_type<std::remove_cv_t<Part>, T, Outer...>(words);
+  };
+  if constexpr (std::is_same_v<T, std::string>) {
+    words += "string";
+  } else if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) {
+    words += std::is_floating_point_v<T> ? "float" : std::is_signed_v<T> ? "int" : "uint";
+    words += std::to_string(8 * sizeof(T));
+  } else if constexpr ((std::is_same_v<T, Outer> || ...)) {
+    words += c10::demangle(typeid(T).name());
+  } else if constexpr (Container<T>) {
+    add(std::type_identity<typename T::value_type>(), "list of ");
+  } else if constexpr (IsOptional<T>::value) {
+    add(std::type_identity<typename T::value_type>(), "optional ");
+  } else if constexpr (kIsVariant<T>) {
+    [&]<class... Alternatives>(std::type_identity<std::variant<Alternatives...>> /*type*/) {
+      words += "(";
+      (add(std::type_identity<Alternatives>(), " or "), ...);
+      words += ")";
+    }(std::type_identity<T>());
+  } else if constexpr (TupleLike<T> && !std::is_trivially_copyable_v<T>) {
+    [&]<std::size_t... kIndices>(std::index_sequence<kIndices...> /*all*/) {
+      words += "(";
+      (add(std::type_identity<std::tuple_element_t<kIndices, T>>(), kIndices == 0 ? "" : ", "),
+       ...);
+      words += ")";
+    }
+    (std::make_index_sequence<std::tuple_size_v<T>>());
+  } else {
+    words += c10::demangle(typeid(T).name());
+  }
+}
+
+template <class T>
+std::string words_of_type() {
+  std::string words;
+  describe_type<T>(words);
+  return words;
+}
 
 /// std types travel as their contents, everything else as torch::save writes it.
 template <class T>
@@ -111,6 +161,11 @@ std::string written(const T& object, std::string& failure) {
   }
 }
 
+/// Throws InvalidArgument unless so many bytes, or items of a byte or more, are left.
+void require_left(std::istream& in, std::size_t bytes);
+/// Throws InvalidArgument if any are.
+void require_end(std::istream& in);
+
 template <class T>
 void read_object(std::istream& in, T& object);
 
@@ -126,11 +181,13 @@ void read_object(std::istream& in, T& object) {
   if constexpr (std::is_same_v<T, std::string>) {
     std::size_t size = 0;
     read_object(in, size);
+    require_left(in, size);
     object.resize(size);
     in.read(object.data(), static_cast<std::streamsize>(size));
   } else if constexpr (Container<T>) {
     std::size_t size = 0;
     read_object(in, size);
+    require_left(in, size);
     object.clear();
     for (std::size_t i = 0; i < size; ++i) {
       typename Readable<typename T::value_type>::Type element{};
@@ -147,6 +204,7 @@ void read_object(std::istream& in, T& object) {
     read_object(in, index);
     read_alternative(in, object, index, std::make_index_sequence<std::variant_size_v<T>>());
   } else if constexpr (std::is_trivially_copyable_v<T> && !std::is_pointer_v<T>) {
+    require_left(in, sizeof object);
     in.read(reinterpret_cast<char*>(&object), sizeof object);
   } else if constexpr (TupleLike<T>) {
     std::apply([&in](auto&... elements) { (read_object(in, elements), ...); }, object);
@@ -204,29 +262,34 @@ T receiver_apart(const T& object) {
 
 /// Returns the root's object, on every rank. `T`: what torch::save and torch::load can carry (a
 /// module, held or by std::shared_ptr, is filled in place), trivially copyable types, and
-/// std::string, containers, pair, tuple, array, optional and variant of these. Throws
-/// InvalidArgument on all ranks if the root cannot write its object, with the reason.
+/// std::string, containers, pair, tuple, array, optional and variant of these. Throws on all
+/// ranks: InvalidArgument if the root cannot write its object, with the reason; Mismatch if `T` is
+/// written differently, or the root is another, on some.
 template <class T>
 T broadcast_object(const T& object, int root_rank, const ProcessSet& process_set = {}) {
   std::string text, failure;
   if (rank() == root_rank) text = detail::written(object, failure);
-  std::istringstream in(detail::broadcast_text(std::move(text), root_rank, process_set, failure));
+  std::istringstream in(detail::broadcast_text(std::move(text), root_rank, process_set, failure,
+                                               detail::words_of_type<T>()));
   T received = detail::receiver(object);
   detail::read_object(in, received);
+  detail::require_end(in);
   return received;
 }
 
-/// Returns the objects of all ranks of the set, in rank order, on every rank. Throws
-/// InvalidArgument on all ranks if any cannot write its object.
+/// Returns the objects of all ranks of the set, in rank order, on every rank. Throws on
+/// all ranks: InvalidArgument if any cannot write its object, Mismatch as broadcast_object does.
 template <class T>
 std::vector<T> allgather_object(const T& object, const ProcessSet& process_set = {}) {
   std::string failure;
   const std::string mine = detail::written(object, failure);
   std::vector<T> objects;
-  for (const auto& text : detail::allgather_text(mine, process_set, failure)) {
+  for (const auto& text :
+       detail::allgather_text(mine, process_set, failure, detail::words_of_type<T>())) {
     std::istringstream in(text);
     T received = detail::receiver_apart(object);
     detail::read_object(in, received);
+    detail::require_end(in);
     objects.push_back(std::move(received));
   }
   return objects;

@@ -386,6 +386,20 @@ TEST_CASE(
   CHECK(hvd::allgather_object(hvd::rank()).size() == static_cast<std::size_t>(hvd::size()));
 }
 
+TEST_CASE("what happens if ranks give objects of different types: a Mismatch on all, who go on") {
+  if (hvd::size() == 1) return;
+  const auto give = [](const auto& broadcast_or_gather) {
+    return last() ? error_of<hvd::Mismatch>([&] { broadcast_or_gather(std::string("q")); })
+                  : error_of<hvd::Mismatch>([&] { broadcast_or_gather(std::vector<double>{1.0}); });
+  };
+  const std::string words = "rank " + std::to_string(final_rank()) + ": string";
+  CHECK(contains(give([](const auto& object) { hvd::broadcast_object(object, 0); }), words));
+  CHECK(contains(give([](const auto& object) { hvd::allgather_object(object); }), words));
+  CHECK(contains(error_of<hvd::Mismatch>([&] { hvd::broadcast_object(1, last() ? 1 : 0); }),
+                 "root rank 1") == (final_rank() != 0));
+  CHECK(hvd::allgather_object(hvd::rank()).size() == static_cast<std::size_t>(hvd::size()));
+}
+
 TEST_CASE(
     "what happens if only one rank needs what all have: texts of any length are gathered there "
     "alone") {
