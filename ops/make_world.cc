@@ -257,7 +257,7 @@ RunningWorld make_world(const Config& config, const std::shared_ptr<Bootstrap>& 
   parts.peers = make_peers(wire, topology);
   Backends backends = make_backends(parts, bootstrap, wire.make, memory, arena);
   parts.backends = std::move(backends.all);
-  parts.device = backends.device;
+  parts.device = backends.device < 0 ? EngineParts::kNoGpu : backends.device;
 
   RunningWorld world;
   world.description =

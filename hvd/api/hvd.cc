@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <thread>
 #include <utility>
 
@@ -11,8 +12,10 @@
 #include "hvd/api/world.h"
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
+#include "hvd/base/wire.h"
 #include "hvd/engine/core/caller_threads.h"
 #include "hvd/engine/engine.h"
+#include "hvd/negotiation/values/unit_names.h"
 
 namespace hvd {
 
@@ -66,8 +69,14 @@ void start_timeline(const std::string& path, const TimelineOptions& options) {
   const LibraryCall call;
   const auto running = engine();
   const auto exchange = [&running](const Bytes& mine) {
-    return gather_bytes(*running, mine, "hvd.start_timeline");
+    return gather_bytes(*running, mine, library_name("start_timeline"));
   };
+  std::vector<std::string> paths;
+  for (const auto& said : exchange(Writer().put_string(path).take()))
+    paths.push_back(formatted("'{}'", Reader(said).get_string()));
+  if (std::ranges::adjacent_find(paths, std::not_equal_to<>()) != paths.end())
+    throw Mismatch(formatted("start_timeline: the path must be equal on all ranks: {}",
+                             grouped_by_rank(ProcessSet().ranks(), paths)));
   running->timeline().start(path, options, running->config().timeline_max_bytes,
                             running->topology(), exchange);
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "hvd/negotiation/values/unit_names.h"
+
 namespace hvd {
 
 namespace {
@@ -41,6 +43,12 @@ void check_rows(OpKind kind, const std::string& name, const Buffer& output, cons
 }
 
 }  // namespace
+
+void refuse_made_up(OpKind kind, std::string_view name) {
+  if (!is_for_users(name))
+    throw InvalidArgument(formatted("{} '{}': a name must not end in a newline", name_of(kind),
+                                    display_name(std::string(name))));
+}
 
 void check_output(OpKind kind, const std::string& name, const Buffer& output, const Buffer& input,
                   const ProcessSet& set, const std::vector<std::int64_t>& splits) {

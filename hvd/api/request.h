@@ -4,8 +4,8 @@
 /// which is added reaches every operation. check_output() makes the checks that a rank can make by
 /// itself before an operation writes its result into memory that exists (`allgather_into`,
 /// `alltoall_into`, `reducescatter_into`), on buffers or on tensors. Any thread. They throw
-/// InvalidArgument: for a process set of another world than the current one, or for such memory,
-/// naming the operation.
+/// InvalidArgument: for a process set of another world than the current one, for a name that ends
+/// in a newline, or for such memory, naming the operation.
 // Tested in tests/hvd/api/request_test.cc, tests/contract/into_cases.cc,
 // tests/torch_bindings/collectives/into_test.cc
 
@@ -32,11 +32,15 @@ struct SetOptions {
   const ProcessSet& process_set;
 };
 
+/// Throws InvalidArgument for a name that could be taken for one which the library has made up.
+HVD_BETWEEN_LIBRARIES void refuse_made_up(OpKind kind, std::string_view name);
+
 /// Sets kind, name, process set, operation, scales, root and deadline of a Submission or a
 /// SmallCall, as far as the options have them.
 template <class Call, class Options>
 void fill(Call& call, OpKind kind, const Options& options) {
   require_current_world(options.process_set);
+  if (!options.name.empty() && options.name.back() == '\n') refuse_made_up(kind, options.name);
   call.kind = kind;
   call.name = options.name;
   call.process_set = options.process_set.id();

@@ -78,6 +78,15 @@ struct Clocks {
   std::int64_t wall = std::chrono::system_clock::now().time_since_epoch() / 1ns;
 };
 
+/// The file that this rank has made goes again where another rank's is bad.
+struct Made {
+  const std::string& path;
+  bool is_new = false;
+  ~Made() {
+    if (is_new) ::unlink(path.c_str());
+  }
+};
+
 /// Returns the event that opens the file.
 std::string first_event(const Clocks& first, int ranks) {
   return formatted(R"(,
@@ -92,7 +101,7 @@ void Timeline::start(const std::string& path, const TimelineOptions& options,
                      std::uint64_t max_bytes, const Topology& topology, const Exchange& exchange) {
   const std::lock_guard control(control_);
   const Clocks mine;
-  Clocks first;
+  Clocks first = mine;  // rank 0's, once it has said them
   std::string problem;
   const auto attempt = [&](auto&& work) {
     if (problem.empty()) try {
@@ -101,8 +110,10 @@ void Timeline::start(const std::string& path, const TimelineOptions& options,
         problem = error.what();
       }
   };
+  Made made{path};
   std::unique_ptr<TimelineFile> file;
   const auto open = [&] {
+    made.is_new = ::access(path.c_str(), F_OK) != 0;
     file = std::make_unique<TimelineFile>(path, first_event(first, topology.size));
   };
   const auto settle = [&] {
@@ -120,10 +131,7 @@ void Timeline::start(const std::string& path, const TimelineOptions& options,
   } else {
     end_writer();  // of a file that is full
   }
-  if (topology.rank == 0) {
-    first = mine;
-    attempt(open);
-  }
+  if (topology.rank == 0) attempt(open);
   settle();
   if (topology.rank != 0) attempt(open);
   TraceTime zero = first.steady;
@@ -144,6 +152,7 @@ void Timeline::start(const std::string& path, const TimelineOptions& options,
           formatted("the timeline '{}' cannot be written: {}", path, std::strerror(errno)));
   });
   settle();
+  made.is_new = false;
   file_ = std::move(file);
   max_bytes_ = max_bytes;
   begin_writing(options.mark_cycles);

@@ -113,6 +113,15 @@ Signature EntryFactory::signature_of(const Submission& submission) {
 std::unique_ptr<Entry> EntryFactory::make(Submission submission) const {
   const auto set = table_.sets().share(submission.process_set);
   if (!set)
+  if (submission.op > ReduceOp::BitXor || submission.device.kind > DeviceKind::Cuda ||
+      std::any_of(submission.tensors.begin(), submission.tensors.end(),
+                  [](const auto& tensor) { return static_cast<int>(tensor.dtype) >= kDataTypes; }))
+    throw InvalidArgument(
+        formatted("{}: an element type, operation or kind of device that does not exist", what()));
+  if (submission.device.kind == DeviceKind::Cuda && parts_.device == EngineParts::kNoGpu)
+    throw InvalidArgument(
+        formatted("{}: the tensor is said to be on cuda:{}, and rank {} has no GPU", what(),
+                  submission.device.index, parts_.topology.rank));
     throw InvalidArgument(formatted("{} '{}': there is no process set {}", name_of(submission.kind),
                                     display_name(submission.name), submission.process_set));
   check(submission, *set);
@@ -133,13 +142,13 @@ std::unique_ptr<Entry> EntryFactory::make(Submission submission) const {
   entry->key = {submission.process_set, submission.kind, submission.name};
   if (!is_plausible(entry->signature, set->ranks.size()))
     throw InvalidArgument(formatted("{} '{}': a shape with negative or impossible sizes",
-                                    name_of(entry->key.kind), entry->key.name));
+                                    name_of(entry->key.kind), display_name(entry->key.name)));
   check_memory(submission);
   if (introduction_bytes(entry->key, entry->signature) > BoardLog::kBytes / 4)
     throw InvalidArgument(
         formatted("{} '{}...': {} tensors with a name of {} characters are more than the ranks can "
                   "tell each other of",
-                  name_of(submission.kind), submission.name.substr(0, 40),
+                  name_of(submission.kind), display_name(submission.name).substr(0, 40),
                   submission.tensors.size(), submission.name.size()));
   if (submission.deadline > std::chrono::nanoseconds(0))
     entry->deadline =

@@ -37,8 +37,9 @@ struct EngineParts {
                                          ///< failure when their own is dead
   std::unique_ptr<Transport> peers;  ///< between all ranks, for send and recv; null in one domain
   std::vector<std::unique_ptr<Backend>> backends;  ///< the first that supports a batch runs it
+  static constexpr int kNoGpu = -2;
   int device = -1;  ///< CUDA's index of the GPU that all GPU tensors of this rank must be on; -1:
-                    ///< any. In a world of one: any
+                    ///< any; kNoGpu: there can be none. In a world of one: any
   /// Called by the coordination thread before it drives anything, once the others can see it die;
   /// false: it is not to begin. May block.
   std::function<bool()> may_begin;

@@ -10,7 +10,9 @@ namespace hvd {
 
 namespace {
 
-constexpr std::string_view kLibraryEnd = "\n\n";
+// No name of a user's ends so: `is_for_users` refuses others that end in a newline.
+constexpr std::string_view kPersistentEnd = "\1\n";
+constexpr std::string_view kLibraryEnd = "\1\n\n";
 
 std::string_view text_of(Lane lane) { return lane == Lane::InitThread ? "" : "thread."; }
 
@@ -56,9 +58,10 @@ std::string unnamed(OpKind kind, std::uint64_t joins, std::uint64_t number, Lane
   return std::string(unnamed(kind, joins, number, lane, text));
 }
 std::string unnamed_persistent(OpKind kind, std::uint64_t joins, std::uint64_t number, Lane lane) {
-  return joins == 0
-             ? formatted("{}.persistent.{}{}\n", name_of(kind), text_of(lane), number)
-             : formatted("{}.persistent.{}{}.{}\n", name_of(kind), text_of(lane), joins, number);
+  return joins == 0 ? formatted("{}.persistent.{}{}{}", name_of(kind), text_of(lane), number,
+                                kPersistentEnd)
+                    : formatted("{}.persistent.{}{}.{}{}", name_of(kind), text_of(lane), joins,
+                                number, kPersistentEnd);
 }
 std::string library_name(std::string_view what) { return std::string(what).append(kLibraryEnd); }
 bool is_library_name(std::string_view name) { return name.ends_with(kLibraryEnd); }
@@ -68,7 +71,10 @@ std::string library_name_of(std::string_view name, Lane lane) {
 }
 bool is_unnamed(const std::string& name) { return !name.empty() && name.back() == '\n'; }
 std::string_view display_name(const std::string& name) {
-  return std::string_view(name).substr(0, name.find_last_not_of('\n') + 1);
+  return std::string_view(name).substr(0, name.find_last_not_of("\1\n") + 1);
+}
+bool is_for_users(std::string_view name) {
+  return !name.ends_with('\n') || name.ends_with(kPersistentEnd) || name.ends_with(kLibraryEnd);
 }
 
 }  // namespace hvd

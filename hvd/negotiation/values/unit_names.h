@@ -45,6 +45,9 @@ bool is_library_name(std::string_view name);
 std::string library_name_of(std::string_view name, Lane lane);
 /// Returns whether the library has made up the name.
 HVD_BETWEEN_LIBRARIES bool is_unnamed(const std::string& name);
+/// Returns whether an operation that is submitted may have the name: those that end in a newline
+/// are the library's.
+HVD_BETWEEN_LIBRARIES bool is_for_users(std::string_view name);
 /// Returns the name as messages show it.
 HVD_BETWEEN_LIBRARIES std::string_view display_name(const std::string& name);
 

@@ -218,6 +218,37 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("what one rank can see is refused there, and the world goes on") {
+  in_both_worlds([] {
+    std::vector<float> values(4, 1.0F);
+    if (rank() == size() - 1) {
+      Buffer wrong = whole(values);
+      wrong.dtype = static_cast<DataType>(200);
+      CHECK_THROWS_AS(allreduce(wrong, wrong, {.name = "x"}), InvalidArgument);
+      Buffer elsewhere = whole(values);
+      elsewhere.device = {static_cast<DeviceKind>(9), 0};
+      CHECK_THROWS_AS(allreduce(elsewhere, elsewhere, {.name = "x"}), InvalidArgument);
+      CHECK_THROWS_AS(
+          allreduce(whole(values), whole(values), {.name = "x", .op = static_cast<ReduceOp>(77)}),
+          InvalidArgument);
+      for (const char* const name : {"x\n", "x\n\n", "allreduce.noname.1\n"})
+        CHECK_THROWS_AS(allreduce(whole(values), whole(values), {.name = name}), InvalidArgument);
+    }
+    allreduce(whole(values), whole(values), {.name = "x", .op = ReduceOp::Sum});
+    CHECK(values.back() == static_cast<float>(size()));
+  });
+}
+
+TEST_CASE("start_timeline: paths that differ are a Mismatch on all ranks, and leave no file") {
+  in_both_worlds([] {
+    if (size() == 1) return;
+    const std::string path =
+        rank() == 0 ? "hvd_timeline_that_differs.json" : "/nonexistent/timeline.json";
+    CHECK_THROWS_AS(start_timeline(path), Mismatch);
+    CHECK(::access(path.c_str(), F_OK) != 0);
+  });
+}
+
 TEST_CASE("abort: one rank ends the world for all, and another world may follow") {
   CHECK_THROWS_AS(abort("before init()"), NotInitialized);
   for (const bool shares_memory : {true, false}) {
