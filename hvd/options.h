@@ -28,8 +28,8 @@ class ProcessSet {
   explicit ProcessSet(int id, std::uint64_t world = kAnyWorld) : id_(id), world_(world) {}
   /// Returns its number, 0 for the global set; throws nothing.
   [[nodiscard]] int id() const { return id_; }
-  /// Returns the number of its world, 0 for the global one; kAnyWorld where it may be any, as of
-  /// the set of all ranks.
+  /// Returns the number of its world, another one after each `init()`; kAnyWorld where it may be
+  /// any, as of the set of all ranks.
   [[nodiscard]] std::uint64_t world_number() const { return world_; }
   /// Returns this process's rank in the set, -1 if it is not included.
   [[nodiscard]] int rank() const;

@@ -112,7 +112,7 @@ bool ProcessSet::included() const { return info(*this)->rank >= 0; }
 std::vector<int> ProcessSet::ranks() const { return info(*this)->ranks; }
 ProcessSet global_process_set() { return {}; }
 ProcessSet process_set(int id) {
-  const ProcessSet set(id, current_world_number());
+  const ProcessSet set(id, id == 0 ? ProcessSet::kAnyWorld : current_world_number());
   info(set);
   return set;
 }

@@ -26,7 +26,8 @@ struct Global {
   std::mutex ending;    // before `mutex`: held while a thread ends the world in order
   std::thread lasting;  // of the one before, which others still need; under `ending`
   std::shared_ptr<RunningWorld> world;
-  std::atomic<std::uint64_t> changes{0};  // of `world`, so far
+  // Of `world`, so far: the number of the one that is there now. Worlds as values have lower ones.
+  std::atomic<std::uint64_t> changes{std::uint64_t{1} << 63};
   std::vector<std::function<void()>> hooks;
 };
 
@@ -235,14 +236,14 @@ void desert_world(int exit_status) noexcept {
 }
 
 std::uint64_t current_world_number() {
-  return chosen_world() != nullptr ? chosen_world()->number() : 0;
+  return chosen_world() != nullptr ? chosen_world()->number() : global().changes.load();
 }
 
 std::shared_ptr<RunningWorld> world_of(const ProcessSet& set) {
   const std::uint64_t number = set.world_number();
   if (number == ProcessSet::kAnyWorld || number == current_world_number()) return current_world();
   const LibraryCall call;
-  if (number == 0) return find_world();
+  if (number == global().changes.load()) return find_world();
   if (const auto life = WorldLife::find(number)) return life->running();
   throw NotInitialized(formatted("the world of process set {} has ended", set.id()));
 }
@@ -250,6 +251,7 @@ std::shared_ptr<RunningWorld> world_of(const ProcessSet& set) {
 void require_set_of_current_world(const ProcessSet& set) {
   if (set.world_number() == ProcessSet::kAnyWorld || set.world_number() == current_world_number())
     return;
+  world_of(set);  // or it has ended
   throw InvalidArgument(formatted(
       "process set {} is one of another world; make it in the world of the operation", set.id()));
 }

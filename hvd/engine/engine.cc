@@ -51,7 +51,8 @@ Engine::Engine(EngineParts parts)
       fast_path_(parts_, log_, controller_, ledger_, queue_, mutex_, burst_, *this),
       runner_(parts_, log_.table(), cutter_, mutex_, *this),
       submitter_(parts_, log_, factory_, controller_, leavers_, ledger_, queue_, mutex_, *this),
-      handler_(parts_, log_, cutter_, fast_path_, runner_, ledger_, queue_, mutex_, *this),
+      handler_(parts_, log_, cutter_, fast_path_, runner_, submitter_, ledger_, queue_, mutex_,
+               *this),
       leader_(parts_.transport ? std::make_unique<LeaderTask>(parts_, log_, controller_, cutter_,
                                                               leavers_, fast_path_)
                                : nullptr),

@@ -67,7 +67,8 @@ void OutcomeHandler::handle(Outcomes& outcomes, bool said_here) {
       if (entry == nullptr || !entry->announced || entry->state != EntryState::Waiting) continue;
       // A rank that was elsewhere has not counted it, and the ranks are to go on together.
       if (voided.status.code() == Status::Code::Deadlock && entry->unnamed)
-        queue_.go_back(entry->key.process_set, entry->key.kind, *entry->unnamed);
+        submitter_.fail(queue_.go_back(entry->key.process_set, entry->key.kind, *entry->unnamed),
+                        voided.status);
       engine_.finish(*entry, voided.status);
     }
 }

@@ -10,19 +10,21 @@
 #include "hvd/engine/core/submission_queue.h"
 #include "hvd/engine/fast_path/fast_path.h"
 #include "hvd/engine/progress/batch_runner.h"
+#include "hvd/engine/progress/submitter.h"
 
 namespace hvd {
 
 class OutcomeHandler {
  public:
   OutcomeHandler(const EngineParts& parts, NegotiationLog& log, Cutter& cutter, FastPath& fast_path,
-                 BatchRunner& runner, Ledger& ledger, SubmissionQueue& queue, EngineMutex& mutex,
-                 EngineEvents& engine)
+                 BatchRunner& runner, Submitter& submitter, Ledger& ledger, SubmissionQueue& queue,
+                 EngineMutex& mutex, EngineEvents& engine)
       : parts_(parts),
         log_(log),
         cutter_(cutter),
         fast_path_(fast_path),
         runner_(runner),
+        submitter_(submitter),
         ledger_(ledger),
         queue_(queue),
         mutex_(mutex),
@@ -43,6 +45,7 @@ class OutcomeHandler {
   Cutter& cutter_;
   FastPath& fast_path_;
   BatchRunner& runner_;
+  Submitter& submitter_;
   Ledger& ledger_;
   SubmissionQueue& queue_;
   EngineMutex& mutex_;

@@ -54,6 +54,48 @@ void check_memory(const Submission& submission) {
   }
 }
 
+/// A result is written when others may still read what is next: it may lie where its own input
+/// does, and nowhere else where the group has memory.
+void check_overlaps(const Submission& submission) {
+  const auto& tensors = submission.tensors;
+  if (submission.kind != OpKind::Allreduce ||
+      (tensors.size() == 1 && tensors[0].input == tensors[0].output))
+    return;
+  struct Memory {
+    std::uintptr_t begin;
+    std::size_t tensor;
+    bool is_written;
+  };
+  std::vector<Memory> all;
+  all.reserve(2 * tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (element_count(tensors[i].shape) == 0) continue;
+    all.push_back({reinterpret_cast<std::uintptr_t>(tensors[i].output), i, true});
+    if (tensors[i].input != tensors[i].output)
+      all.push_back({reinterpret_cast<std::uintptr_t>(tensors[i].input), i, false});
+  }
+  std::ranges::sort(all, {}, &Memory::begin);
+  struct Last {
+    std::uintptr_t end = 0;
+    std::size_t tensor = 0;
+  };
+  Last written, any;
+  for (const auto& [begin, tensor, is_written] : all) {
+    const Last& before = is_written ? any : written;
+    if (begin < before.end)
+      throw InvalidArgument(
+          formatted("{} '{}': the result of tensor {} is to lie where tensor {} does too; give it "
+                    "memory of its own, or that of its input",
+                    name_of(submission.kind), display_name(submission.name),
+                    is_written ? tensor : before.tensor, is_written ? before.tensor : tensor));
+    const std::uintptr_t end =
+        begin + static_cast<std::size_t>(element_count(tensors[tensor].shape)) *
+                    element_bytes(tensors[tensor].dtype);
+    if (end > any.end) any = {end, tensor};
+    if (is_written && end > written.end) written = {end, tensor};
+  }
+}
+
 }  // namespace
 
 void EntryFactory::check(const Submission& submission, const ProcessSetInfo& set) const {
@@ -71,6 +113,15 @@ void EntryFactory::check(const Submission& submission, const ProcessSetInfo& set
   if (submission.deadline < std::chrono::nanoseconds(0))
     throw InvalidArgument(formatted("{}: a deadline of {} ns; it must be positive, or 0 for none",
                                     what(), submission.deadline.count()));
+  if (submission.op > ReduceOp::BitXor || submission.device.kind > DeviceKind::Cuda ||
+      std::any_of(submission.tensors.begin(), submission.tensors.end(),
+                  [](const auto& tensor) { return static_cast<int>(tensor.dtype) >= kDataTypes; }))
+    throw InvalidArgument(
+        formatted("{}: an element type, operation or kind of device that does not exist", what()));
+  if (submission.device.kind == DeviceKind::Cuda && parts_.device == EngineParts::kNoGpu)
+    throw InvalidArgument(
+        formatted("{}: the tensor is said to be on cuda:{}, and rank {} has no GPU", what(),
+                  submission.device.index, parts_.topology.rank));
   if (submission.tensors.size() > parts_.board->slots())
     throw InvalidArgument(
         formatted("{}: a group of {} tensors is larger than HVD_CACHE_CAPACITY ({})", what(),
@@ -113,15 +164,6 @@ Signature EntryFactory::signature_of(const Submission& submission) {
 std::unique_ptr<Entry> EntryFactory::make(Submission submission) const {
   const auto set = table_.sets().share(submission.process_set);
   if (!set)
-  if (submission.op > ReduceOp::BitXor || submission.device.kind > DeviceKind::Cuda ||
-      std::any_of(submission.tensors.begin(), submission.tensors.end(),
-                  [](const auto& tensor) { return static_cast<int>(tensor.dtype) >= kDataTypes; }))
-    throw InvalidArgument(
-        formatted("{}: an element type, operation or kind of device that does not exist", what()));
-  if (submission.device.kind == DeviceKind::Cuda && parts_.device == EngineParts::kNoGpu)
-    throw InvalidArgument(
-        formatted("{}: the tensor is said to be on cuda:{}, and rank {} has no GPU", what(),
-                  submission.device.index, parts_.topology.rank));
     throw InvalidArgument(formatted("{} '{}': there is no process set {}", name_of(submission.kind),
                                     display_name(submission.name), submission.process_set));
   check(submission, *set);
@@ -144,6 +186,7 @@ std::unique_ptr<Entry> EntryFactory::make(Submission submission) const {
     throw InvalidArgument(formatted("{} '{}': a shape with negative or impossible sizes",
                                     name_of(entry->key.kind), display_name(entry->key.name)));
   check_memory(submission);
+  check_overlaps(submission);
   if (introduction_bytes(entry->key, entry->signature) > BoardLog::kBytes / 4)
     throw InvalidArgument(
         formatted("{} '{}...': {} tensors with a name of {} characters are more than the ranks can "

@@ -57,7 +57,7 @@ bool Leavers::try_to_doubt(UnitRef ref) {
       !table().knows(ref.id))
     return true;
   const Unit& unit = table().unit(ref.id);
-  auto leavers = table().leavers_of(unit);
+  auto leavers = table().leavers_of(unit.key);
   std::erase(leavers, parts_.topology.rank);  // it takes part in what it waits for
   if (leavers.empty()) return true;
   if (unit.scope == Scope::World) {

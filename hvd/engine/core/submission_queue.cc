@@ -1,6 +1,7 @@
 #include "hvd/engine/core/submission_queue.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
@@ -93,9 +94,21 @@ std::optional<UnnamedPlace> SubmissionQueue::next_place(int process_set, OpKind 
   return UnnamedPlace{*lane, unnamed.count(*lane)};
 }
 
-void SubmissionQueue::go_back(int process_set, OpKind kind, UnnamedPlace place) {
+std::deque<std::unique_ptr<Entry>> SubmissionQueue::go_back(int process_set, OpKind kind,
+                                                            UnnamedPlace place) {
   std::uint64_t& count = unnamed_[{process_set, kind}].count(place.lane);
   count = std::min(count, place.number);
+  std::deque<std::unique_ptr<Entry>> later;
+  for (auto queue = waiting_.begin(); queue != waiting_.end();) {
+    const auto here = queue++;
+    const auto& unnamed = here->second.front()->unnamed;
+    if (here->first.process_set != process_set || here->first.kind != kind || !unnamed ||
+        unnamed->lane != place.lane || unnamed->number < place.number)
+      continue;
+    std::ranges::move(here->second, std::back_inserter(later));
+    waiting_.erase(here);
+  }
+  return later;
 }
 
 void SubmissionQueue::use_name(int process_set, OpKind kind) {

@@ -60,8 +60,10 @@ class SubmissionQueue {
   void take_back_name(int process_set, OpKind kind, std::string_view name)
       HVD_REQUIRES(engine_mutex);
   /// The one at `place` has ended on all ranks without having been submitted by all: the next is
-  /// that again, also for those that lacked it.
-  void go_back(int process_set, OpKind kind, UnnamedPlace place) HVD_REQUIRES(engine_mutex);
+  /// that again, also for those that lacked it. Takes out the later ones that wait, of which no
+  /// other rank knows.
+  std::deque<std::unique_ptr<Entry>> go_back(int process_set, OpKind kind, UnnamedPlace place)
+      HVD_REQUIRES(engine_mutex);
   /// Returns what the next persistent operation without a name is called, and counts it. Throws
   /// InvalidArgument as `name`.
   std::string next_persistent_name(int process_set, OpKind kind) HVD_REQUIRES(engine_mutex);

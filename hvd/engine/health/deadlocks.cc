@@ -58,9 +58,14 @@ void Deadlocks::find_waited_for() {
   units_.clear();
   for (const auto& of_thread : waiting_) {
     const Entry* found = nullptr;
-    ledger_.for_each([&](const Entry& entry) {
+    const auto look = [&](const Entry& entry) {
       if (entry.pending.get() == of_thread.pending) found = &entry;
-    });
+    };
+    ledger_.for_each(look);
+    if (found == nullptr) {  // or it waits for one of its name to end
+      queue_.for_each(look);
+      if (found != nullptr) found = ledger_.find(found->key);
+    }
     if (found == nullptr || !add_waited_for(*found)) return units_.clear();
   }
   if (units_.empty() || !continuations_.are_waiting()) return;
@@ -71,12 +76,23 @@ void Deadlocks::find_waited_for() {
   if (!all_wait) units_.clear();
 }
 
+/// Returns whether a submission of this rank will be made when no thread of the program does
+/// anything more: its name is free, or will be, as all ranks have submitted what has it now.
+bool Deadlocks::will_submit() const {
+  bool will = false;
+  queue_.for_each([&](const Entry& entry) HVD_REQUIRES(engine_mutex) {
+    const Entry* const before = ledger_.find(entry.key);
+    if (before == nullptr || before->state != EntryState::Waiting || !before->announced)
+      will = true;
+  });
+  return will;
+}
+
 void Deadlocks::tell_of_this_rank() {
   const auto now = Clock::now();
   callers_.if_all_wait(waiting_, continuations_.are_called());
   find_waited_for();
-  // What waits for its name will be submitted, and no thread of the program is needed for that.
-  if (units_.empty() || waiting_ != seen_ || !queue_.empty()) {
+  if (units_.empty() || waiting_ != seen_ || will_submit()) {
     std::swap(seen_, waiting_);
     since_ = now;
     return board_.rounds().set_blocked(0);

@@ -50,6 +50,7 @@ class Deadlocks {
   void tell_of_this_rank() HVD_REQUIRES(engine_mutex);
   void find_waited_for() HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool add_waited_for(const Entry& entry) HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] bool will_submit() const HVD_REQUIRES(engine_mutex);
   [[nodiscard]] std::vector<BlockedRank> blocked_here() const
       HVD_REQUIRES(engine_mutex, board_lock);
   void end_here() HVD_REQUIRES(engine_mutex);

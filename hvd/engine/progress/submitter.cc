@@ -13,6 +13,13 @@ using namespace std::chrono_literals;
 
 namespace {
 
+std::string never_joined_text(const UnitKey& key, int leaver) {
+  return formatted(
+      "{} '{}': this rank has joined process set {}, whose rank {} has ended, or called "
+      "hvd::shutdown(), without joining: nothing can be submitted in it any more",
+      name_of(key.kind), display_name(key.name), key.process_set, leaver);
+}
+
 std::string joined_text(const UnitKey& key, int rank) {
   return formatted(
       "{} '{}': rank {} has joined process set {}: it can submit again when all its ranks have",
@@ -48,10 +55,14 @@ Entry* Submitter::admit(std::unique_ptr<Entry> fresh, bool& numbered) {
   UnitKey& key = fresh->key;
   if (!log_.table().sets().has(key.process_set)) throw InvalidArgument(removed_text(key));
   const auto& joined = log_.table().sets().joined(key.process_set);
-  const bool excluded =
-      std::binary_search(joined.begin(), joined.end(), parts_.topology.rank) ||
-      ledger_.find({key.process_set, OpKind::Join, std::string(kJoin)}) != nullptr;
-  if (excluded && key.kind != OpKind::Join) throw Joined(joined_text(key, parts_.topology.rank));
+  const UnitKey join{key.process_set, OpKind::Join, std::string(kJoin)};
+  const bool joins = ledger_.find(join) != nullptr;
+  const bool has_joined = std::binary_search(joined.begin(), joined.end(), parts_.topology.rank);
+  if (joins || (has_joined && key.kind != OpKind::Join)) {
+    const auto leavers = log_.table().leavers_of(join);
+    if (!joins && !leavers.empty()) throw Shutdown(never_joined_text(key, leavers.front()));
+    throw Joined(joined_text(key, parts_.topology.rank));
+  }
   fresh->unnamed = queue_.name(key);
   numbered = fresh->unnamed.has_value();
   const Entry* const before = ledger_.find(key);
@@ -143,8 +154,8 @@ bool Submitter::announce_waiting() {
   return announced;
 }
 
-void Submitter::fail_waiting(const Status& status) {
-  for (auto& entry : queue_.take_all()) {
+void Submitter::fail(std::deque<std::unique_ptr<Entry>> waiting, const Status& status) {
+  for (auto& entry : waiting) {
     factory_.release(*entry);
     mutex_.continuations().keep(*entry->pending, entry->submission.keep_alive);
     entry->pending->status = status;
@@ -156,7 +167,7 @@ void Submitter::fail_waiting(const Status& status) {
 
 void Submitter::refuse_all(const Status& status) {
   if (over_.ok()) over_ = status;
-  fail_waiting(over_);
+  fail(queue_.take_all(), over_);
 }
 
 }  // namespace hvd

@@ -5,6 +5,7 @@
 // Tested in tests/hvd/engine/engine_test.cc, tests/hvd/engine/controller_test.cc
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 
@@ -76,10 +77,11 @@ class Submitter {
   [[nodiscard]] bool is_over() const HVD_REQUIRES(engine_mutex) { return !over_.ok(); }
   /// Ends what waits in the queue, and whatever comes, with `status`, or with what was said first.
   void refuse_all(const Status& status) HVD_REQUIRES(engine_mutex);
+  /// Ends submissions that the queue had.
+  void fail(std::deque<std::unique_ptr<Entry>> waiting, const Status& status)
+      HVD_REQUIRES(engine_mutex);
 
  private:
-  void fail_waiting(const Status& status) HVD_REQUIRES(engine_mutex);
-
   const EngineParts& parts_;
   NegotiationLog& log_;
   const EntryFactory& factory_;

@@ -371,14 +371,14 @@ bool Negotiator::all_left() const {
   return topology_.domains > 1 ? ended_ : left_.size() == static_cast<std::size_t>(topology_.size);
 }
 
-std::vector<int> Negotiator::leavers_of(const Unit& unit) const {
+std::vector<int> Negotiator::leavers_of(const UnitKey& key) const {
   std::vector<int> leavers;
   if (!any_left()) return leavers;
-  const auto& ranks = sets_.info(unit.key.process_set).ranks;
-  const auto& joined = sets_.joined(unit.key.process_set);
+  const auto& ranks = sets_.info(key.process_set).ranks;
+  const auto& joined = sets_.joined(key.process_set);
   for (const int rank : left_) {
     const bool excused =
-        unit.key.kind != OpKind::Join && std::binary_search(joined.begin(), joined.end(), rank);
+        key.kind != OpKind::Join && std::binary_search(joined.begin(), joined.end(), rank);
     if (!excused && std::binary_search(ranks.begin(), ranks.end(), rank)) leavers.push_back(rank);
   }
   return leavers;

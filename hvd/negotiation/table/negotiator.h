@@ -132,8 +132,8 @@ class Negotiator : public Records {
   [[nodiscard]] bool any_left() const { return !left_.empty(); }
   /// All ranks have left, and nothing more will be agreed.
   [[nodiscard]] bool all_left() const;
-  /// Ranks of the unit's set that have left without having joined, in the order in which they left.
-  [[nodiscard]] std::vector<int> leavers_of(const Unit& unit) const;
+  /// Ranks of the key's set that have left without having joined, in the order in which they left.
+  [[nodiscard]] std::vector<int> leavers_of(const UnitKey& key) const;
   /// An operation that could not take place because a rank had left.
   struct Refusal {
     int left_rank;

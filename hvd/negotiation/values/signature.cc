@@ -1,6 +1,7 @@
 #include "hvd/negotiation/values/signature.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "hvd/base/text.h"
 
@@ -77,6 +78,9 @@ std::string grouped(std::span<const int> ranks, std::span<const SharedSignature>
   return grouped_by_rank(ranks, said);
 }
 
+/// A factor that is not a number is that on all ranks.
+bool same_factors(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
 /// The first tensor of the group about which the ranks disagree.
 std::size_t first_difference(std::span<const SharedSignature> signatures) {
   const auto& first = signatures[0]->tensors;
@@ -107,7 +111,8 @@ const std::vector<Check>& checks() {
       {"the shape", same_shapes, {}},
       {"the scale factors",
        [](const Signature& a, const Signature& b) {
-         return a.prescale_factor == b.prescale_factor && a.postscale_factor == b.postscale_factor;
+         return same_factors(a.prescale_factor, b.prescale_factor) &&
+                same_factors(a.postscale_factor, b.postscale_factor);
        },
        [](const Signature& s) {
          return formatted("prescale {}, postscale {}", s.prescale_factor, s.postscale_factor);

@@ -10,7 +10,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
+#include <limits>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -216,6 +219,80 @@ TEST_CASE(
     persistent = {};
     shutdown();
   }
+}
+
+TEST_CASE("a process set ends with its world") {
+  init();
+  const ProcessSet before = add_process_set({0}), all = process_set(0);
+  shutdown();
+  init();
+  std::vector<int> ranks(static_cast<std::size_t>(size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const ProcessSet now = add_process_set(ranks);
+  CHECK(now.id() == before.id());
+  CHECK(now != before);
+  CHECK_THROWS_AS(static_cast<void>(before.size()), NotInitialized);
+  std::vector<float> values(3, 1);
+  CHECK_THROWS_AS(allreduce(whole(values), whole(values), {.process_set = before}), NotInitialized);
+  allreduce(whole(values), whole(values), {.op = ReduceOp::Sum, .process_set = now});
+  CHECK(values.front() == static_cast<float>(size()));
+  CHECK(all.size() == size());
+  shutdown();
+}
+
+TEST_CASE("join: a second one meanwhile is told so, and so is who has joined what never ends") {
+  init();
+  std::vector<float> values(3, 1);
+  if (rank() == 0 && size() > 1) {
+    std::atomic<int> told{0};
+    const auto joins = [&] {
+      try {
+        join();
+      } catch (const Joined&) {
+        ++told;
+      }
+    };
+    std::thread one(joins), other(joins);
+    await(told, 1);
+    MPI_Barrier(MPI_COMM_WORLD);
+    one.join();
+    other.join();
+    CHECK(told == 1);
+  } else {
+    MPI_Barrier(MPI_COMM_WORLD);
+    join();
+  }
+  if (rank() + 1 < size()) {
+    CHECK_THROWS_AS(join(), Shutdown);
+    CHECK_THROWS_AS(allreduce(whole(values), whole(values), {.name = "later"}), Shutdown);
+    CHECK_THROWS_AS(barrier(), Shutdown);
+    CHECK_THROWS_AS(join(), Shutdown);
+  }
+  shutdown();
+}
+
+TEST_CASE("allreduce: scales that are no numbers are those of all; results lie nowhere else") {
+  in_both_worlds([] {
+    std::vector<float> a(300, 1), b(300, 2), c(300);
+    constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+    for (int round = 0; round < 4; ++round) {
+      allreduce(whole(a), whole(c), {.name = "nan", .op = ReduceOp::Sum, .prescale_factor = kNan});
+      CHECK(std::isnan(c.back()));
+    }
+    const AllreduceOptions sum{.name = "group", .op = ReduceOp::Sum};
+    CHECK_THROWS_AS(grouped_allreduce({whole(a), whole(b)}, {whole(b), whole(c)}, sum),
+                    InvalidArgument);
+    CHECK_THROWS_AS(grouped_allreduce({whole(a), whole(b)}, {whole(c), whole(c)}, sum),
+                    InvalidArgument);
+    const Buffer front{a.data(), DataType::Float32, {200}, {}};
+    const Buffer back{a.data() + 100, DataType::Float32, {200}, {}};
+    CHECK_THROWS_AS(allreduce(front, back, {.name = "moved"}), InvalidArgument);
+    grouped_allreduce({whole(a), whole(a)}, {whole(b), whole(c)}, sum);
+    CHECK(b == c);
+    grouped_allreduce({whole(a), whole(b)}, {whole(a), whole(b)}, sum);
+    CHECK(a.front() == static_cast<float>(size()));
+    CHECK(b.front() == static_cast<float>(size() * size()));
+  });
 }
 
 TEST_CASE("what one rank can see is refused there, and the world goes on") {

@@ -136,6 +136,32 @@ TEST_CASE("deadlocks: small operations that come back, and others that are under
   });
 }
 
+TEST_CASE("deadlocks: more operations in flight than there are names for") {
+  std::vector<std::vector<float>> values(2, std::vector<float>(300, 1));
+  each_stuck_world([&](ThreadWorld& world, int size) {
+    world.run([&](int rank, Engine& engine) {
+      for (const std::size_t waited : {std::size_t{0}, values[0].size() - 1}) {
+        if (rank == 0) {
+          std::vector<std::shared_ptr<HandleState>> pending;
+          for (float& value : values[waited == 0 ? 0 : 1]) {
+            Submission one;
+            one.op = ReduceOp::Sum;
+            one.tensors.push_back({&value, &value, DataType::Float32, {1}, nullptr, true});
+            pending.push_back(engine.submit(std::move(one), After::Return));
+          }
+          CHECK_THROWS_AS(engine.wait(*pending[waited]), Deadlock);
+          // what had no name yet goes with it: it would meet what the others submit next
+          CHECK_THROWS_AS(engine.wait(*pending.back()), Deadlock);
+        } else {
+          CHECK_THROWS_AS(sum_of(engine, "weights", 1), Deadlock);
+        }
+        CHECK(sum_of(engine, "later", 1) == static_cast<float>(size));
+        if (waited == 0) CHECK(sum_of(engine, "again", 1) == static_cast<float>(size));
+      }
+    });
+  });
+}
+
 TEST_CASE("deadlocks: operations without names go on together after those that some ranks lacked") {
   each_stuck_world([](ThreadWorld& world, int size) {
     world.run([&](int rank, Engine& engine) {
