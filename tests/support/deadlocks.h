@@ -72,13 +72,11 @@ class LeftOut {
 
  private:
   [[nodiscard]] bool says_who(const std::string& error) const {
-    const bool one = size_ == 2;
     CAPTURE(error);
     CHECK(error.find("can never end, as the ranks wait for one another") != std::string::npos);
-    CHECK(error.find("rank 0 waits for allreduce 'accuracy'; rank" +
-                     std::string(one ? " 1 waits" : "s 1")) != std::string::npos);
-    return error.find(std::string(one ? " waits" : " wait") + " for allreduce 'gradients'") !=
-           std::string::npos;
+    // those that are known to wait by then: on a busy machine not all of the others
+    CHECK(error.find("rank 0 waits for allreduce 'accuracy'; rank") != std::string::npos);
+    return error.find(" for allreduce 'gradients'") != std::string::npos;
   }
   const float size_;
 };

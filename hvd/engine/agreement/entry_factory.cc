@@ -54,25 +54,28 @@ void check_memory(const Submission& submission) {
   }
 }
 
-/// A result is written when others may still read what is next: it may lie where its own input
-/// does, and nowhere else where the group has memory.
+/// The result of one tensor of a group is written when the next may still be read: it may overlap
+/// its own input, and nothing else of the group.
 void check_overlaps(const Submission& submission) {
   const auto& tensors = submission.tensors;
-  if (submission.kind != OpKind::Allreduce ||
-      (tensors.size() == 1 && tensors[0].input == tensors[0].output))
-    return;
+  if (submission.kind != OpKind::Allreduce || tensors.size() < 2) return;
   struct Memory {
-    std::uintptr_t begin;
+    std::uintptr_t begin, end;
     std::size_t tensor;
     bool is_written;
   };
   std::vector<Memory> all;
   all.reserve(2 * tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (element_count(tensors[i].shape) == 0) continue;
-    all.push_back({reinterpret_cast<std::uintptr_t>(tensors[i].output), i, true});
-    if (tensors[i].input != tensors[i].output)
-      all.push_back({reinterpret_cast<std::uintptr_t>(tensors[i].input), i, false});
+    const auto bytes =
+        static_cast<std::size_t>(element_count(tensors[i].shape)) * element_bytes(tensors[i].dtype);
+    if (bytes == 0) continue;
+    const auto input = reinterpret_cast<std::uintptr_t>(tensors[i].input),
+               output = reinterpret_cast<std::uintptr_t>(tensors[i].output);
+    const bool is_one = input < output + bytes && output < input + bytes;
+    all.push_back({is_one ? std::min(input, output) : output,
+                   (is_one ? std::max(input, output) : output) + bytes, i, true});
+    if (!is_one) all.push_back({input, input + bytes, i, false});
   }
   std::ranges::sort(all, {}, &Memory::begin);
   struct Last {
@@ -80,17 +83,14 @@ void check_overlaps(const Submission& submission) {
     std::size_t tensor = 0;
   };
   Last written, any;
-  for (const auto& [begin, tensor, is_written] : all) {
+  for (const auto& [begin, end, tensor, is_written] : all) {
     const Last& before = is_written ? any : written;
     if (begin < before.end)
       throw InvalidArgument(
-          formatted("{} '{}': the result of tensor {} is to lie where tensor {} does too; give it "
-                    "memory of its own, or that of its input",
+          formatted("{} '{}': the result of tensor {} of the group is to lie where tensor {} does; "
+                    "give it memory of its own, or that of its input",
                     name_of(submission.kind), display_name(submission.name),
                     is_written ? tensor : before.tensor, is_written ? before.tensor : tensor));
-    const std::uintptr_t end =
-        begin + static_cast<std::size_t>(element_count(tensors[tensor].shape)) *
-                    element_bytes(tensors[tensor].dtype);
     if (end > any.end) any = {end, tensor};
     if (is_written && end > written.end) written = {end, tensor};
   }

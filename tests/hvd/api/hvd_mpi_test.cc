@@ -284,9 +284,6 @@ TEST_CASE("allreduce: scales that are no numbers are those of all; results lie n
                     InvalidArgument);
     CHECK_THROWS_AS(grouped_allreduce({whole(a), whole(b)}, {whole(c), whole(c)}, sum),
                     InvalidArgument);
-    const Buffer front{a.data(), DataType::Float32, {200}, {}};
-    const Buffer back{a.data() + 100, DataType::Float32, {200}, {}};
-    CHECK_THROWS_AS(allreduce(front, back, {.name = "moved"}), InvalidArgument);
     grouped_allreduce({whole(a), whole(a)}, {whole(b), whole(c)}, sum);
     CHECK(b == c);
     grouped_allreduce({whole(a), whole(b)}, {whole(a), whole(b)}, sum);
