@@ -87,7 +87,9 @@ def known_variables():
 
 
 def knobs():
-    return re.findall(r'variable\("([A-Z_]+)"\)', read("hvd/config.cc"))
+    text = read("hvd/config.cc")
+    named = dict(re.findall(r'string_view (k\w+) = "([A-Z_]+)";', text))
+    return re.findall(r'variable\("([A-Z_]+)"\)', text) + [named.get(k, k) for k in re.findall(r'\bnumber\("?(\w+)"?, "', text)]
 
 
 @functools.lru_cache(maxsize=None)
