@@ -176,8 +176,8 @@ void OptimizerShards::follow_memory() {
         !piece.parameter.options().type_equal(piece.travels.options()))
       throw InvalidArgument(
           formatted("shard_optimizer_state: parameter '{}' has another shape, layout, type or "
-                    "device than when its "
-                    "optimizer was wrapped; change the model first and wrap the optimizer then",
+                    "device than when its optimizer was wrapped; change the model first and wrap "
+                    "the optimizer then",
                     piece.name));
     piece.travels = now;
     if (is_known_ && !piece.master)

@@ -66,6 +66,12 @@ at::Tensor tied_loss(Tied& net, int rank, int step) {
   return torch::cross_entropy_loss(net.forward(words), words.flip(0));
 }
 
+TEST_CASE("what happens if I wrap a null module: InvalidArgument") {
+  CHECK_THROWS_AS(
+      hvd::DistributedDataParallel<torch::nn::LinearImpl>(std::shared_ptr<torch::nn::LinearImpl>()),
+      hvd::InvalidArgument);
+}
+
 TEST_CASE(
     "what happens if I tie weights that lie far apart in a model: they are one parameter, and "
     "every run gives the same bits") {
