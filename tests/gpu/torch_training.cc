@@ -106,7 +106,7 @@ Parameters with_replicas(at::Device device) {
 }
 
 void compare(const char* what, const std::function<Parameters(at::Device)>& train) {
-  ::alarm(120);
+  ::alarm(180);
   try {
     const Parameters expected = train(at::kCPU), got = train(hvd::local_device());
     const char* const backend = std::getenv("HVD_GPU_BACKEND");

@@ -80,7 +80,8 @@ class LeftOut {
     const std::size_t begin = error.find(who_holds);
     if (begin == std::string::npos || end == std::string::npos || begin + who_holds.size() > end)
       return false;
-    const std::string others = error.substr(begin + who_holds.size(), end - begin - who_holds.size());
+    const std::string others =
+        error.substr(begin + who_holds.size(), end - begin - who_holds.size());
     return others.starts_with("rank") && others.find("wait") != std::string::npos &&
            others.find('0') == std::string::npos && others.find("for") == std::string::npos;
   }

@@ -219,6 +219,7 @@ std::vector<std::size_t> GradientCompressor::agree_on_present(const Shape& also_
 }
 
 void GradientCompressor::compare(const Shape& shape) {
+  if (parameters_.empty()) return;
   Shape empty = shape;
   empty.push_back(0);
   allreduce_(at::empty(empty, at::kByte),

@@ -175,15 +175,14 @@ void ModuleReducer::Pass::done() {
 
 void ModuleReducer::before_forward(bool synchronized) {
   if (get_current_graph_task_id() == -1) {
-    // one that threw has left things half done here, and the other ranks wait for the rest
-    end_backward();
+    end_backward(/*has_thrown=*/true);  // if one is left over
     if (at::GradMode::is_enabled())
       for (const auto& reducer : reducers_) reducer->hook_again();
   }
   // Evaluation may be on one rank alone. If a backward pass follows, its end takes them in.
   if (synchronized && module_->is_training()) {
     take_in_new();
-    reduce_unfrozen();
+    reduce_unfrozen(take_unfrozen());
   }
   share_buffers(synchronized);
 }
@@ -201,24 +200,39 @@ void ModuleReducer::share_buffers(bool synchronized) {
   }
 }
 
-/// If parameters have changed since this rank has had gradients that are not reduced yet: that may
-/// have been step(), so the next round compares what all ranks have.
-void ModuleReducer::compare_if_stepped() {
-  if (!local_) return;
-  const std::string* const changed = local_->changed();
-  if (changed == nullptr) return;
+/// Has the round that begins compare what all ranks have: if parameters have changed since this
+/// rank has had gradients that are not reduced yet, as that may have been step(); and before the
+/// first pass of parameters that are new or were unfrozen, which these are, and what they hold.
+void ModuleReducer::announce_changes() {
   std::uint64_t digest = 0;
-  for (const auto& reducer : reducers_)
-    for (const auto& [name, parameter] : reducer->parameters())
-      digest = digest_of_values(parameter, digest);
-  reducers_.front()->announce(
-      shape_of_digest(digest),
-      formatted("has changed parameter '{}' while gradients of its own were not reduced yet (a "
-                "step() after no_sync() alone, or after passes of the module itself: make the last "
-                "pass of each group through {} and outside of no_sync(), or drop what is left; "
-                "hvd::broadcast_parameters() makes the ranks equal again)",
-                *changed, name()));
-  local_.reset();
+  std::vector<std::string> said;
+  if (const std::string* const changed = local_ ? local_->changed() : nullptr) {
+    for (const auto& reducer : reducers_)
+      for (const auto& [name, parameter] : reducer->parameters())
+        digest = digest_of_values(parameter, digest);
+    said.push_back(formatted(
+        "has changed parameter '{}' while gradients of its own were not reduced yet (a step() "
+        "after no_sync() alone, or after passes of the module itself: make the last pass of each "
+        "group through {} and outside of no_sync(), or drop what is left; "
+        "hvd::broadcast_parameters() makes the ranks equal again)",
+        *changed, name()));
+    local_.reset();
+  }
+  std::vector<Named> unknown;
+  for (std::size_t i = agreed_; i < reducers_.size(); ++i)
+    unknown.push_back(reducers_[i]->parameters());
+  if (!unfrozen_.empty()) unknown.push_back(unfrozen_);
+  for (std::size_t i = 0; i < unknown.size(); ++i) {
+    digest += agreed_ + i;
+    for (const auto& [name, parameter] : unknown[i])
+      digest = digest_of_values(parameter, digest_of(name, digest));
+    said.push_back(formatted(
+        "has changed the parameters or groups of {}: {} are reduced from now on (checksum of their "
+        "values {:x}; broadcast_parameters() makes those of a new layer equal)",
+        name(), names_of(unknown[i]), digest));
+  }
+  if (!said.empty() && options_.process_set.size() > 1)
+    reducers_.front()->announce(shape_of_digest(digest), joined(said, ", and "));
 }
 
 /// Parameters that the module has got since.
@@ -233,7 +247,7 @@ void ModuleReducer::take_in_new() {
       frozen_.push_back(std::move(parameter));
 }
 
-void ModuleReducer::reduce_unfrozen() {
+ModuleReducer::Named ModuleReducer::take_unfrozen() {
   Named unfrozen;
   std::erase_if(frozen_, [&unfrozen](const auto& parameter) {
     if (!parameter.second.requires_grad()) return false;
@@ -242,6 +256,10 @@ void ModuleReducer::reduce_unfrozen() {
     unfrozen.push_back(parameter);
     return true;
   });
+  return unfrozen;
+}
+
+void ModuleReducer::reduce_unfrozen(const Named& unfrozen) {
   if (unfrozen.empty()) return;
   add_reducer(unfrozen, next_number(options_.process_set));
   reducers_.back()->listen(false);  // until the ranks have compared
@@ -272,7 +290,12 @@ void ModuleReducer::on_output(std::uint64_t pass, bool synchronized, bool traini
 }
 
 bool ModuleReducer::takes_gradient(const std::string& name, const at::Tensor& parameter) {
-  end_failed_backward();
+  if (end_failed_backward())
+    throw InvalidArgument(
+        formatted("gradient of '{}': the backward pass before this one has thrown, and what is "
+                  "left of its gradients may be part of this one; call forward() of the "
+                  "DistributedDataParallel before the next backward()",
+                  name));
   const int task = get_current_graph_task_id();
   const std::lock_guard lock(mutex_);
   // a pass within the pass (checkpointing) may add to the gradient later on
@@ -317,7 +340,9 @@ void ModuleReducer::keep_local(const std::string& parameter_name, const at::Tens
 std::string ModuleReducer::name() const { return formatted("ddp.{}", number_); }
 
 void ModuleReducer::begin_backward(int task) {
-  compare_if_stepped();
+  if (!module_->is_training()) take_in_new();
+  for (auto& parameter : take_unfrozen()) unfrozen_.push_back(std::move(parameter));
+  announce_changes();
   if (reached_task_ != task) reached_.clear();  // by one that has asked for gradients of inputs
   in_backward_ = true;
   task_ = task;
@@ -327,19 +352,21 @@ void ModuleReducer::begin_backward(int task) {
   torch::autograd::Engine::get_default_engine().queue_callback(
       [weak = weak_from_this(), running, world = World::current()] {
         const WorldScope scope(world, WorldScope::kAlsoGlobal);
-        if (const auto self = weak.lock()) self->end_backward();
+        if (const auto self = weak.lock()) self->end_backward(/*has_thrown=*/false);
       });
 }
 
-void ModuleReducer::end_failed_backward() {
+bool ModuleReducer::end_failed_backward() {
   {
     const std::lock_guard lock(mutex_);
-    if (!in_backward_ || !running_.expired()) return;
+    if (!in_backward_ || !running_.expired()) return false;
   }
-  end_backward();
+  end_backward(/*has_thrown=*/true);
+  return true;
 }
 
-void ModuleReducer::end_backward() {
+/// One that has thrown has left things half done here, and the other ranks wait for the rest.
+void ModuleReducer::end_backward(bool has_thrown) {
   {
     const std::lock_guard lock(mutex_);
     if (!std::exchange(in_backward_, false)) return;
@@ -352,21 +379,25 @@ void ModuleReducer::end_backward() {
     reached_.clear();
   }
   FirstFailure failure;
-  if (!module_->is_training()) take_in_new();
   const bool shares = std::exchange(are_buffers_own_, false);
   std::shared_ptr<SharedBuffers::Sharing> sharing;
   if (shares && !rounds_) failure.attempt([&] { sharing = buffers_.start(); });
-  failure.attempt([&] { reduce_unfrozen(); });
+  failure.attempt([&] { reduce_unfrozen(std::exchange(unfrozen_, {})); });
   for (std::size_t i = 1; i < agreed_; ++i) failure.attempt([&] { reducers_[i]->tell_weight(); });
   for (std::size_t i = 0; i < reducers_.size() && (!failure || i < agreed_); ++i)
-    failure.attempt([&] { finish_pass(i); });
+    failure.attempt([&] { finish_pass(i, has_thrown); });
   const bool is_step = !failure;
   if (sharing) failure.attempt([&] { buffers_.finish(*sharing); });
   // now all of these ranks are known to train
   if (shares && rounds_ && !failure) failure.attempt([&] { buffers_.share(rounds_.get()); });
   if (shares && !failure) failure.attempt([&] { compare_kept_buffers(); });
   if (is_step) kept_->note_step();
-  failure.rethrow();
+  try {
+    failure.rethrow();
+  } catch (const Mismatch&) {  // tells the others; here the pass itself has thrown
+    if (!has_thrown) throw;
+  }
+  if (has_thrown) return;
   const std::lock_guard lock(mutex_);
   local_.reset();
 }
@@ -378,24 +409,12 @@ void ModuleReducer::compare_kept_buffers() {
   kept_->end_round();
 }
 
-/// Before the first pass of parameters that are new or were unfrozen the ranks compare which these
-/// are, and what they hold.
-void ModuleReducer::finish_pass(std::size_t reducer) {
-  if (reducer >= agreed_) {
-    const Named parameters = reducers_[reducer]->parameters();
-    std::uint64_t digest = reducer;
-    for (const auto& [name, parameter] : parameters)
-      digest = digest_of_values(parameter, digest_of(name, digest));
-    reducers_.front()->compare(
-        shape_of_digest(digest),
-        formatted(
-            "has changed the parameters or groups of {}: {} are reduced from now on (checksum of "
-            "their values {:x}; broadcast_parameters() makes those of a new layer equal)",
-            name(), names_of(parameters), digest));
+void ModuleReducer::finish_pass(std::size_t reducer, bool has_thrown) {
+  if (reducer >= agreed_) {  // as the ranks have compared with the first one's pass
     reducers_[reducer]->listen(true);
     agreed_ = reducer + 1;
   }
-  reducers_[reducer]->finish_pass();
+  reducers_[reducer]->finish_pass(has_thrown);
 }
 
 // -------------------------------------------------------------------------------------------- join

@@ -29,9 +29,14 @@
 /// Optimizers that decide by the loss (LBFGS) need that of all ranks: let the closure return
 /// `hvd::allreduce(loss.detach())`, or use a DistributedOptimizer, which does so.
 ///
-/// If a forward or backward pass throws on one rank, the others wait in theirs for this rank's next
-/// one. A rank that catches the exception takes part in one step less: it must make up for it (or
-/// use join()), or the others wait for it at the end.
+/// If a forward pass throws on one rank, the others wait in their backward pass for this rank's
+/// next one. A rank that catches the exception takes part in one step less: it must make up for it
+/// (or use join()), or the others wait for it at the end.
+///
+/// If a backward pass throws, its gradients count nowhere, and `.grad` stays as it has become. The
+/// other ranks, whose own has not thrown, get a Mismatch when this one begins its next forward
+/// pass: in the pass that met the failed one, or, if all gradients of that had left already, in the
+/// next one (then this rank, too). All may call zero_grad() and repeat the batch.
 ///
 /// Refuses a module without a parameter that requires a gradient, and parameters that a
 /// DistributedOptimizer is around. Parameters that some ranks alone have unfrozen are a Mismatch on
@@ -136,19 +141,20 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
 
   void before_forward(bool synchronized);
   void share_buffers(bool synchronized);
-  void compare_if_stepped();
+  void announce_changes();
   void take_in_new();
-  void reduce_unfrozen();
+  [[nodiscard]] Named take_unfrozen();
+  void reduce_unfrozen(const Named& unfrozen);
   void add_reducer(const Named& parameters, int number);
   void on_output(std::uint64_t pass, bool synchronized, bool training);
   bool takes_gradient(const std::string& name, const at::Tensor& parameter);
   void keep_local(const std::string& name, const at::Tensor& parameter, int task);
   [[nodiscard]] std::string name() const;
   void begin_backward(int task);
-  void end_failed_backward();
-  void end_backward();
+  bool end_failed_backward();
+  void end_backward(bool has_thrown);
   void compare_kept_buffers();
-  void finish_pass(std::size_t reducer);
+  void finish_pass(std::size_t reducer, bool has_thrown);
   void share_model(int last, torch::optim::Optimizer* optimizer);
   void end_join(bool failed);
 
@@ -159,6 +165,7 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   SharedBuffers buffers_;
   const std::unique_ptr<ReplicaComparer> kept_;  ///< compares the buffers that do not travel
   Named frozen_;                                 ///< parameters that require no gradient so far
+  Named unfrozen_;  ///< those that have no reducer before this backward pass ends
   std::unordered_set<const void*> known_;  ///< all parameters: those of reducers and frozen ones
   /// The first from the start, one more for each set of parameters that were unfrozen later.
   std::vector<std::shared_ptr<GradientReducer>> reducers_;

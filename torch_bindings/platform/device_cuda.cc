@@ -9,7 +9,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
-#include "ops/gpu/api/device_memory.h"
+#include "ops/gpu/api/call.h"
 #include "torch_bindings/platform/device.h"
 
 namespace hvd::detail {

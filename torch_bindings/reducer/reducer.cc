@@ -44,6 +44,23 @@ bool are_given_anew(const std::vector<GradientSlot>& slots) {
                      [](const auto& slot) { return slot.is_replaced(); });
 }
 
+/// Makes a round of a backward pass that has thrown. What a user's zero_grad() has made zeros in
+/// place is zeros afterwards: what was on its way has overwritten it.
+void throw_pass_away(ReducerBuckets& buckets, RoundHistory& history, bool alone) {
+  std::vector<at::Tensor> changed;
+  for (const auto& slot : buckets.slots())
+    if (!alone && buckets.is_under_way(slot) && buckets.round_of(slot).is_submitted() &&
+        !slot.sparse && slot.since_mark() == detail::GradientMark::Since::Changed)
+      changed.push_back(slot.gradient());
+  history.fail(true);
+  detail::FirstFailure failure;
+  failure.attempt([&] { buckets.throw_away(); });
+  history.fail(false);
+  history.throw_away();
+  for (auto& gradient : changed) gradient.zero_();
+  failure.rethrow();
+}
+
 }  // namespace
 
 GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options,
@@ -158,22 +175,23 @@ GradientReducer::Outcome GradientReducer::synchronize_gradients() {
   return {.reduced = true, .changed = changed, .replaced = replaced};
 }
 
-void GradientReducer::finish_pass() {
+void GradientReducer::finish_pass(bool has_thrown) {
   {
     const std::lock_guard lock(mutex_);
     const at::NoGradGuard no_gradient;
     history_.begin_anew();
     try {
-      reduce_until_none_is_late();
+      has_thrown ? throw_pass_away(buckets_, history_, options_.process_set.size() == 1)
+                 : reduce_until_none_is_late();
     } catch (...) {
       history_.begin_anew();
       weights_.set({});
       history_.drop_announcement();
       throw;
     }
-    history_.begin_anew();
+    if (!has_thrown) history_.begin_step();
   }
-  if (join_) end_join_round();
+  if (join_) has_thrown ? static_cast<void>(join_->end_round()) : end_join_round();
   weights_.set({});
   replicas_.note_step();
 }

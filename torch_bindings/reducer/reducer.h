@@ -89,8 +89,11 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// Begins a round in which gradients have weights, if none has begun: ranks that wait in backward
   /// for the sum of the weights need this one's, whatever it waits for.
   void tell_weight();
-  /// Reduces whatever there is, for those who call it at the end of each backward pass.
-  void finish_pass();
+  /// Reduces whatever there is, for those who call it at the end of each backward pass. One that
+  /// `has_thrown` leaves `.grad` as it has become, with zeros where it was changed on its way, and
+  /// is a Mismatch where other ranks' has not thrown, unless all has left already: then the next
+  /// pass is.
+  void finish_pass(bool has_thrown = false);
   /// Begins the evaluation of a closure: `synchronize()` reduces after it, whatever came before.
   void begin_evaluation();
   /// Waits for what is under way and forgets what has gathered, before gradients are thrown away.

@@ -241,7 +241,7 @@ std::vector<std::vector<at::Tensor>> ReducerBuckets::parameters() const {
 void ReducerBuckets::take_rest(GradientBucket& bucket, Round round, bool early) {
   for (auto* const slot : bucket.slots) {
     const std::size_t member = slot->member;
-    if (bucket.round.is_given(member)) continue;
+    if (bucket.round.is_given(member) && !context_.history.is_failing()) continue;
     at::Tensor& gradient = slot->gradient();
     // backward may add to them yet
     const bool only_zeros = early && !bucket.round.is_awaited(member) && gradient.defined();

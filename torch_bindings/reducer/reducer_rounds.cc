@@ -198,6 +198,8 @@ void ReducerBuckets::reduce(Round round) {
   }
   if (!failure && compressor_ && round == Round::Kept)
     failure.attempt([this] { reduce_compressed(); });
+  if (!failure && compressor_ && context_.history.is_failing())
+    failure.attempt([this] { compressor_->compare(Shape{0, 0, 0}); });
   for (std::size_t i = 1; i < buckets_.size(); ++i)
     failure.attempt([&] { complete(buckets_[i], round); });
   if (!failure) failure.attempt([&] { reduce_sparse(round); });
@@ -247,6 +249,7 @@ void ReducerBuckets::reduce_sparse(Round round) {
                              .process_set = options_.process_set,
                              .compression = options_.compression};
     scale_gradients(options, options_);
+    if (context_.history.is_failing()) options.prescale_factor = 0;  // fits no other round
     under_way.emplace_back(&slot, sparse_allreduce_async(mine, options));
   }
   for (auto& [slot, handle] : under_way) {

@@ -15,6 +15,7 @@ constexpr std::size_t kMostRoundsTold = 8;
 }  // namespace
 
 std::size_t RoundHistory::kind() const {
+  if (failing_) return 2 * (kMostRoundsTold + 1);
   return std::min(rounds_, kMostRoundsTold) + (unstepped_ ? kMostRoundsTold + 1 : 0);
 }
 
@@ -45,6 +46,7 @@ void RoundHistory::end_announcement() {
 
 std::string RoundHistory::peculiarities(bool has_weight) const {
   std::vector<std::string> said;
+  if (failing_) said.emplace_back("has left a backward pass by an exception");
   if (!announced_.empty()) {
     said.push_back(said_.empty() ? formatted("has changed the parameters or groups of {}", name_)
                                  : said_);

@@ -30,6 +30,9 @@ class RoundHistory {
   /// Notes that gradients are thrown away, where there were rounds without a step.
   void throw_away();
   void begin_step();
+  /// Sets whether the round is one of a backward pass that has thrown: it is like no other.
+  void fail(bool failing) { failing_ = failing; }
+  [[nodiscard]] bool is_failing() const { return failing_; }
   /// Notes that the step cannot be made, as this parameter's gradient was changed on its way.
   void refuse(std::string parameter) { refused_ = std::move(parameter); }
 
@@ -54,7 +57,8 @@ class RoundHistory {
   const std::string name_;
   std::size_t rounds_ = 0;  ///< since the last step or zero_grad()
   bool unstepped_ = false;  ///< rounds came before the last zero_grad(), and no step after them
-  std::string refused_;     ///< empty: no step was
+  bool failing_ = false;
+  std::string refused_;  ///< empty: no step was
   Shape announced_;
   std::string said_;
   Shape announcing_;

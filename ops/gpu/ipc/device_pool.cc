@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <span>
 
-#include "ops/gpu/api/device_memory.h"
+#include "ops/gpu/api/call.h"
 
 namespace hvd::gpu {
 
@@ -75,6 +75,25 @@ std::byte* DevicePool::at(const PoolPlace& place) const {
 std::size_t DevicePool::slabs() const {
   const std::lock_guard lock(mutex_);
   return slabs_.size();
+}
+
+void OwnEvents::make(const CallContext& site) {
+  while (turns_.size() < SharedControl::kEvents) {
+    const std::size_t number = turns_.size();
+    Turn made{Event::interprocess(site), Event::interprocess(site)};
+    check_sharing(site, site.table->ipc_get_event(&control_.packed[number], made.packed.get()),
+                  "cudaIpcGetEventHandle");
+    check_sharing(site, site.table->ipc_get_event(&control_.reduced[number], made.reduced.get()),
+                  "cudaIpcGetEventHandle");
+    turns_.push_back(std::move(made));
+  }
+}
+
+void OwnEvents::leak() noexcept {
+  for (Turn& turn : turns_) {
+    turn.packed.leak();
+    turn.reduced.leak();
+  }
 }
 
 std::byte* Peers::memory(const CallContext& site, int index, const PoolPlace& place) {

@@ -1,10 +1,10 @@
 #pragma once
 /// A DevicePool is this rank's memory on a GPU that other ranks can open: slabs from cudaMalloc,
 /// handed out in blocks, with their CUDA IPC handles written where the ranks of the host see them.
-/// Peers is the view of the other ranks' memory and events. Any thread may use a DevicePool (the
-/// submitting ones allocate), and only the thread that has the turn uses Peers. Both own what they
-/// made or opened. They fail with BackendError; a want of memory is said by the result of
-/// `allocate`.
+/// OwnEvents are its events that they can open, and Peers is the view of their memory and events.
+/// Any thread may use a DevicePool (the submitting ones allocate), and only the thread that has the
+/// turn the others. They own what they made or opened. They fail with BackendError; a want of
+/// memory is said by the result of `allocate`.
 // Tested in tests/ops/gpu/ipc/shared_gpu_limits_test.cc
 
 #include <array>
@@ -93,6 +93,30 @@ class DevicePool {
   mutable std::mutex mutex_;
   std::vector<Slab> slabs_;
   bool leaked_ = false;
+};
+
+/// OwnEvents are this rank's events, whose handles are written where the ranks of the host see
+/// them. For the thread that has the turn.
+class OwnEvents {
+ public:
+  struct Turn {
+    Event packed, reduced;
+  };
+  /// `control` outlives the events.
+  explicit OwnEvents(SharedControl& control) : control_(control) {}
+
+  /// Makes them, unless they are made.
+  void make(const CallContext& site);
+  [[nodiscard]] bool made() const { return !turns_.empty(); }
+  [[nodiscard]] Turn& at(std::size_t turn) { return turns_[turn]; }
+  /// Returns which of them the next batch uses.
+  std::size_t next() { return launches_++ % turns_.size(); }
+  void leak() noexcept;
+
+ private:
+  SharedControl& control_;
+  std::vector<Turn> turns_;
+  std::size_t launches_ = 0;
 };
 
 /// Peers are the other ranks' memory and events, opened at first use.

@@ -35,7 +35,7 @@ class SharedGpuExecution : public Execution {
         names_(std::move(names)),
         site_(site),
         state_(backend.board().batches().state(batch_.sequence)),
-        turn_(backend.next_turn()),
+        turn_(backend.events().next()),
         completion_(site) {
     site_.tensors = names_;
     for (const int rank : batch_.ranks) indices_.push_back(backend_.domain_index(rank));
@@ -51,7 +51,7 @@ class SharedGpuExecution : public Execution {
       wait_for(static_cast<CudaEvent*>(last));
     }
     pack();
-    backend_.turn(turn_).packed.record(site_, backend_.stream());
+    backend_.events().at(turn_).packed.record(site_, backend_.stream());
     auto& turns = backend_.control(backend_.self()).packed_turn;
     turns[batch_.sequence % turns.size()] = static_cast<std::uint32_t>(turn_);
     const bool is_last =
@@ -177,7 +177,7 @@ class SharedGpuExecution : public Execution {
     all.counts = counts;
     all.outs = all.ins;
     reduce(all);
-    backend_.turn(turn_).reduced.record(site_, backend_.stream());
+    backend_.events().at(turn_).reduced.record(site_, backend_.stream());
     unpack();
     state_.next_chunk.store(
         static_cast<std::uint64_t>(backend_.self()) * SharedControl::kEvents + turn_,
@@ -209,7 +209,7 @@ class SharedGpuExecution : public Execution {
   }
   Progress still_waiting() {
     // an error of this GPU is noticed when this thread looks at all
-    static_cast<void>(happened(backend_.turn(turn_).packed));
+    static_cast<void>(happened(backend_.events().at(turn_).packed));
     return Progress::Idle;
   }
 
@@ -327,7 +327,8 @@ SharedGpuBackend::SharedGpuBackend(const GpuApi& table, int device, Board& board
       pool_(std::make_shared<DevicePool>(
           CallContext{.table = &table, .rank = topology_.rank, .device = device, .tensors = {}},
           control(self()))),
-      peers_(controls_, self()) {}
+      peers_(controls_, self()),
+      events_(control(self())) {}
 
 SharedGpuBackend::~SharedGpuBackend() {
   // What `abort` has waited for in vain ends with the process. Without a failure nothing is under
@@ -341,15 +342,12 @@ SharedGpuBackend::~SharedGpuBackend() {
   }
   // Neither memory nor events must be let go while another process has them open.
   const auto deadline = std::chrono::steady_clock::now() + options_.rest_limit;
-  const bool used = pool_->slabs() > 0 || !turns_.empty();
+  const bool used = pool_->slabs() > 0 || events_.made();
   while (!is_stuck_ && used && !peers_.all_closed() && std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   if (!is_stuck_ && (!used || peers_.all_closed())) return;
   pool_->leak();
-  for (Turn& turn : turns_) {
-    turn.packed.leak();
-    turn.reduced.leak();
-  }
+  events_.leak();
 }
 
 bool SharedGpuBackend::supports(const BatchTraits& traits) const {
@@ -382,11 +380,6 @@ std::uint64_t SharedGpuBackend::prepare(const BatchTraits& traits, BatchMember& 
 void SharedGpuBackend::note_refusal(const std::string& words) {
   const std::lock_guard lock(mutex_);
   if (refusal_.empty()) refusal_ = words;
-}
-
-std::string SharedGpuBackend::refusal() {
-  const std::lock_guard lock(mutex_);
-  return refusal_;
 }
 
 void SharedGpuBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept {
@@ -429,19 +422,6 @@ void SharedGpuBackend::release_over() {
   });
 }
 
-void SharedGpuBackend::make_events(const CallContext& site) {
-  auto& own = control(self());
-  while (turns_.size() < SharedControl::kEvents) {
-    const std::size_t number = turns_.size();
-    Turn made{Event::interprocess(site), Event::interprocess(site)};
-    check_sharing(site, table_.ipc_get_event(&own.packed[number], made.packed.get()),
-                  "cudaIpcGetEventHandle");
-    check_sharing(site, table_.ipc_get_event(&own.reduced[number], made.reduced.get()),
-                  "cudaIpcGetEventHandle");
-    turns_.push_back(std::move(made));
-  }
-}
-
 std::unique_ptr<Execution> SharedGpuBackend::launch(Batch batch) {
   std::vector<std::string_view> names;
   for (const BatchMember& member : batch.members) names.push_back(member.name);
@@ -451,7 +431,7 @@ std::unique_ptr<Execution> SharedGpuBackend::launch(Batch batch) {
   try {
     const DeviceGuard guard(site);
     stream_.create(site);
-    make_events(site);
+    events_.make(site);
     auto execution = std::make_unique<SharedGpuExecution>(*this, site, names, std::move(batch));
     execution->start();
     return execution;

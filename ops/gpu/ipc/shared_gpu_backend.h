@@ -70,9 +70,6 @@ class SharedGpuBackend final : public Backend {
   }
 
   // ---- for the executions; for the thread that has the turn
-  struct Turn {
-    Event packed, reduced;
-  };
   [[nodiscard]] Board& board() const { return board_; }
   [[nodiscard]] const Stream& stream() const { return stream_; }
   [[nodiscard]] Peers& peers() { return peers_; }
@@ -81,17 +78,17 @@ class SharedGpuBackend final : public Backend {
   [[nodiscard]] SharedControl& control(int index) const {
     return *controls_[static_cast<std::size_t>(index)];
   }
-  [[nodiscard]] Turn& turn(std::size_t number) { return turns_[number]; }
-  /// Returns which events the next batch uses.
-  std::size_t next_turn() { return launches_++ % turns_.size(); }
+  [[nodiscard]] OwnEvents& events() { return events_; }
   /// Returns where a rank's tensor is, in this process.
   std::byte* address(const CallContext& site, int index, std::uint64_t location);
   void release_later(std::uint64_t sequence, std::uint64_t location);
   /// Returns why this rank had no place for a tensor.
-  [[nodiscard]] std::string refusal();
+  [[nodiscard]] std::string refusal() {
+    const std::lock_guard lock(mutex_);
+    return refusal_;
+  }
 
  private:
-  void make_events(const CallContext& site);
   void release_over();
   void note_refusal(const std::string& words);
 
@@ -104,8 +101,7 @@ class SharedGpuBackend final : public Backend {
   const std::shared_ptr<DevicePool> pool_;
   Peers peers_;
   Stream stream_;
-  std::vector<Turn> turns_;
-  std::size_t launches_ = 0;
+  OwnEvents events_;
   bool failed_ = false;
   bool is_stuck_ = false;  ///< the stream has not ended what it did, in `abort`
   struct Deferred {

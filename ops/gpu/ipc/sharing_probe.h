@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/gpu/api/device_memory.h"
+#include "ops/gpu/api/call.h"
 #include "ops/gpu/ipc/device_pool.h"
 
 namespace hvd::gpu {

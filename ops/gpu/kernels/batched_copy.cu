@@ -1,4 +1,5 @@
-// The copy kernel on the device: what it does is in batched_copy_kernel.h.
+// The copy kernel on the device, and the one that makes results of an abort unusable: what they do
+// is in batched_copy_kernel.h and poison_kernel.h.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -7,6 +8,7 @@
 #define HVD_DEVICE __device__ __forceinline__
 #define HVD_UNROLL _Pragma("unroll")
 #include "ops/gpu/kernels/batched_copy_kernel.h"
+#include "ops/gpu/kernels/poison_kernel.h"
 
 namespace hvd::gpu {
 
@@ -18,27 +20,48 @@ __global__ void __launch_bounds__(device::kThreads)
   device::copy_block<S, D>(table, op, blockIdx.x, static_cast<int>(threadIdx.x));
 }
 
+/// The mark is read anew by every block: the host writes it while the stream runs.
+__global__ void __launch_bounds__(poison::kThreads)
+    poison_kernel(const __grid_constant__ poison::Table table, const volatile std::uint32_t* mark) {
+  if (__syncthreads_or(threadIdx.x == 0 && *mark != 0) == 0) return;
+  poison::fill(table, std::size_t{blockIdx.x} * blockDim.x + threadIdx.x,
+               std::size_t{gridDim.x} * blockDim.x);
+}
+
+template <class Kernel, class... Parameters>
+CudaCode launch(Kernel* kernel, std::uint32_t blocks, int threads, CudaStream* stream,
+                const Parameters&... parameters) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = reinterpret_cast<cudaStream_t>(stream);
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, parameters...);
+  // it is returned, and not left for the user's next check
+  if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
+  return static_cast<CudaCode>(error);
+}
+
 struct OnStream {
-  cudaStream_t stream;
+  CudaStream* stream;
 
   template <class S, class D, class Op, int kCapacity>
   CudaCode launch(const device::Table<kCapacity>& table, const Op& op, std::uint32_t chunks) const {
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(chunks);
-    config.blockDim = dim3(device::kThreads);
-    config.stream = stream;
-    const cudaError_t error =
-        cudaLaunchKernelEx(&config, batched_copy_kernel<S, D, Op, kCapacity>, table, op);
-    // it is returned, and not left for the user's next check
-    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
-    return static_cast<CudaCode>(error);
+    return gpu::launch(batched_copy_kernel<S, D, Op, kCapacity>, chunks, device::kThreads, stream,
+                       table, op);
   }
 };
 
 }  // namespace
 
 CudaCode launch_batched_copy(const CopyJob& job, CudaStream* stream) {
-  return device::copy_job(job, OnStream{reinterpret_cast<cudaStream_t>(stream)});
+  return device::copy_job(job, OnStream{stream});
+}
+
+CudaCode launch_poison(const PoisonJob& job, CudaStream* stream) {
+  return poison::in_launches(job, [&](const poison::Table& table, int blocks) {
+    return launch(poison_kernel, static_cast<std::uint32_t>(blocks), poison::kThreads, stream,
+                  table, static_cast<const volatile std::uint32_t*>(job.mark));
+  });
 }
 
 }  // namespace hvd::gpu

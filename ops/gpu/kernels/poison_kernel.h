@@ -1,6 +1,6 @@
 #pragma once
 /// This is the code of the kernel that makes results unusable, and of its launches, but for the
-/// launch itself: poison.cu compiles it for the device, and the table on host memory
+/// launch itself: batched_copy.cu compiles it for the device, and the table on host memory
 /// (tests/support) for the host.
 // Tested in tests/ops/gpu/kernels/poison_test.cc
 

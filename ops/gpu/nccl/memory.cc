@@ -7,7 +7,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
-#include "ops/gpu/api/device_memory.h"
+#include "ops/gpu/api/call.h"
 
 namespace hvd::gpu {
 

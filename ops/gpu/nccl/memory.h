@@ -35,7 +35,7 @@
 #include <optional>
 #include <vector>
 
-#include "ops/gpu/api/device_memory.h"
+#include "ops/gpu/api/call.h"
 #include "ops/gpu/api/handles.h"
 #include "ops/gpu/nccl/communicator.h"
 

@@ -4,7 +4,6 @@
 #include <span>
 #include <utility>
 
-#include "ops/gpu/api/call.h"
 #include "ops/gpu/api/handles.h"
 
 namespace hvd::gpu {

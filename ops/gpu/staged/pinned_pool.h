@@ -19,7 +19,7 @@
 #include <mutex>
 #include <vector>
 
-#include "ops/gpu/api/device_memory.h"
+#include "ops/gpu/api/call.h"
 #include "ops/shm/memory/arena.h"
 
 namespace hvd::gpu {

@@ -37,6 +37,9 @@ TEST_CASE(
   history.end_round();
   history.begin_anew();
   CHECK(history.kind() == 0);
+  history.fail(true);
+  CHECK(!kinds.contains(history.kind()));
+  CHECK(history.peculiarities(false) == "has left a backward pass by an exception");
 }
 
 TEST_CASE(

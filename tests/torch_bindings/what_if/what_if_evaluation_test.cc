@@ -127,6 +127,67 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "what happens if backward throws on all ranks, and I call zero_grad(): it is as if that pass "
+    "had not been") {
+  for (const int step_that_throws : {0, 1}) {
+    for (const bool all_left : {false, true}) {
+      for (const bool to_none : {false, true}) {
+        Sequential net = model(false), alone = model(false);
+        Ddp ddp(net);
+        for (int step = 0; step < 3; ++step) {
+          if (step == step_that_throws) {
+            at::Tensor x = data({5, 6}, kDouble, hvd::rank(), step + 7).requires_grad_();
+            at::Tensor first = net->ptr(0)->as<Linear>()->weight;
+            const at::Tensor& throwing = all_left ? x : first;
+            const auto hook = throwing.register_hook([](const at::Tensor& gradient) -> at::Tensor {
+              if (gradient.defined()) throw std::runtime_error("out of memory");
+              return gradient;
+            });
+            CHECK_THROWS_AS(ddp.forward(x * 1).sum().backward(),
+                            std::runtime_error);  // x's is last
+            throwing.remove_hook(hook);
+          }
+          net->zero_grad(to_none);
+          alone->zero_grad();
+          loss(ddp, hvd::rank(), step).backward();
+          at::Tensor sum = torch::zeros({}, kDouble);
+          for (const int rank : everyone()) sum = sum + loss(*alone, rank, step);
+          (sum / hvd::size()).backward();
+          for (std::size_t i = 0; i < net->parameters().size(); ++i)
+            CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < 1e-12);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE(
+    "what happens if backward throws on one rank when all gradients have left: Mismatch on all in "
+    "the next pass") {
+  if (hvd::size() == 1) return;
+  Sequential net = model(false);
+  Ddp ddp(net);
+  at::Tensor x = data({5, 6}, kDouble, hvd::rank(), 0).requires_grad_();
+  x.register_hook([](const at::Tensor& gradient) -> at::Tensor {
+    if (last()) throw std::runtime_error("out of memory");
+    return gradient;
+  });
+  const auto pass = [&] { ddp.forward(x * 1).sum().backward(); };
+  CHECK(contains(error_of<std::runtime_error>(pass), last() ? "out of memory" : "(no error)"));
+  net->zero_grad();
+  CHECK(contains(error_of<hvd::Mismatch>([&] { loss(ddp, hvd::rank(), 1).backward(); }),
+                 "has thrown its last gradients away without a step()"));
+  net->zero_grad();
+  loss(ddp, hvd::rank(), 1).backward();
+  for (const auto& parameter : net->parameters()) CHECK(same_on_all_ranks(parameter.grad()));
+}
+
+TEST_CASE("what happens if I wrap a null module: InvalidArgument") {
+  CHECK_THROWS_AS(DistributedDataParallel<Throwing>(std::shared_ptr<Throwing>()),
+                  hvd::InvalidArgument);
+}
+
+TEST_CASE(
     "what happens if I unfreeze a layer after wrapping: its gradients are averages from the next "
     "forward pass on") {
   Sequential net = model(false);

@@ -307,6 +307,9 @@ TEST_CASE(
             error_of<hvd::InvalidArgument>([&] { first.backward({}, {}, /*create_graph=*/true); });
         CHECK(contains(text, "create_graph"));
         CHECK(contains(text, "gradient of '"));
+      } else if (ddp) {  // whose own gradients count no more than the last rank's
+        CHECK(contains(error_of<hvd::Mismatch>([&] { first.backward(); }),
+                       last_rank() + " has left a backward pass by an exception"));
       } else {
         first.backward();
       }

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "hvd/errors.h"
-#include "ops/gpu/api/device_memory.h"
+#include "ops/gpu/api/call.h"
 #include "ops/gpu/ipc/device_pool.h"
 #include "ops/gpu/nccl/reduction_plan.h"
 #include "tests/support/gpu/nccl_world.h"
