@@ -57,7 +57,8 @@ table() {
 }
 
 start table
-start resumed --model resnet18 --batch-size 4 --max-steps 20
+few_images "$cases_folder/images" 320 50
+start resumed --model resnet18 --dataset mnist --data "$cases_folder/images" --batch-size 4 --max-steps 20
 start other_ranks
 start resumed --shard-optimizer --optimizer adam
 start resumed --share-parameters --optimizer adam
