@@ -1,5 +1,6 @@
 // This is hvdrun -np RANKS [options] PROGRAM [arguments]; --help lists the options. Exit codes:
 // that of the rank that failed first, 2 for wrong options, 1 if the ranks cannot be started.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <hvd/hvd.h>
 #include <unistd.h>
@@ -83,7 +84,17 @@ int become_launcher(const Plan& plan) {
   return 1;
 }
 
+/// What the caller has closed is open: else a pipe of a rank would be taken for it.
+void open_standard_streams() {
+  int descriptor = 0;
+  do {
+    descriptor = ::open("/dev/null", O_RDWR);
+  } while (descriptor >= 0 && descriptor <= STDERR_FILENO);
+  if (descriptor > STDERR_FILENO) ::close(descriptor);
+}
+
 int run(int argc, char** argv) {
+  open_standard_streams();
   const Options options = parse_command_line(argc, argv);
   if (!options.help.empty()) {
     std::fputs(options.help.c_str(), stdout);

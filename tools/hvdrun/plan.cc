@@ -86,6 +86,17 @@ bool is_found(const std::string& program) {
   return false;
 }
 
+/// Throws WrongOptions where it is not found.
+void require_program(const std::string& program) {
+  if (is_found(program)) return;
+  const bool is_path = program.find('/') != std::string::npos;
+  throw WrongOptions(fmt::format("{}: {}", program,
+                                 !is_path ? "no such program in PATH; one in this folder is ./NAME"
+                                 : ::access(program.c_str(), F_OK) == 0
+                                     ? "cannot be run; chmod +x makes a file a program"
+                                     : "no such program"));
+}
+
 /// Returns the names of the variables that the ranks of other hosts must have, too.
 std::set<std::string> names_to_export(const Options& options) {
   std::set<std::string> names(options.exports.begin(), options.exports.end());
@@ -185,10 +196,7 @@ Plan make_plan(const Options& options) {
     throw WrongOptions(fmt::format(
         "-np {}: there {} only {} slot{}; a host has as many as stand behind its name, or one",
         plan.ranks, slots == 1 ? "is" : "are", slots, slots == 1 ? "" : "s"));
-  if (const std::string& program = options.command.front(); is_one_host && !is_found(program))
-    throw WrongOptions(fmt::format(
-        "{}: no such program{}", program,
-        program.find('/') == std::string::npos ? " in PATH; one in this folder is ./NAME" : ""));
+  if (is_one_host) require_program(options.command.front());
   plan.command = options.command;
   plan.variables = options.variables;
   plan.unset = {"HVD_INIT", "HVD_INIT_TOKEN"};

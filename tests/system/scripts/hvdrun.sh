@@ -57,6 +57,8 @@ start says "the program's own options are its own" 0 1 "^\[0\]<stdout>:-np 7 --h
 start says "also where hvdrun itself needs none" 0 1 "^\[0\]<stdout>:-np 7$" "$run" -n 1 echo -np 7
 start says "and where there are none" 2 1 "how many ranks" "$run" echo -np 7
 start says "where SIGCHLD is ignored" 7 1 "ended with exit code 7" env --ignore-signal=CHLD "$run" -np 2 bash -c 'exit 7'
+# shellcheck disable=SC2016  # $0 is the inner shell's
+start says "closed streams" 7 0 . bash -c '"$0" -np 2 bash -c "echo said; exit 7" <&- >&- 2>&-' "$run"
 start says "a line without an end" 0 2 "^\[[01]\]<stdout>:half$" "$run" -np 2 printf half
 # What a rank prints is shown by whole lines as it comes, however the rank ends; and it does not believe to be on a terminal.
 for how in ends abort throw; do
@@ -112,7 +114,7 @@ for way in "${ways[@]}"; do
   start uneven more '[013]' 2 1 $way
 done
 start says "a program that is not there" 2 1 "^hvdrun: nothere: no such program in PATH" "$run" -np 2 nothere
-start says "a program that cannot be run" 2 1 "no such program" "$run" -np 2 "$root/README.md"
+start says "a program that cannot be run" 2 1 "README.md: cannot be run" "$run" -np 2 "$root/README.md"
 start says "too few slots" 2 1 "^hvdrun: -np 4: there are only 3 slots" "$run" -np 4 -H localhost:3 "$meets"
 start says "a host without a number of slots" 2 1 "'many' is no number of slots" "$run" -H localhost:many "$meets"
 start says "a host file that is not there" 2 1 "--hostfile /nonexistent: cannot be read" "$run" --hostfile /nonexistent "$meets"
