@@ -59,6 +59,15 @@ std::vector<torch::Tensor> Strategy::compression_memory() const {
   return data_parallel_ ? data_parallel_->compression_memory() : std::vector<torch::Tensor>();
 }
 
+/// ddp's reductions end with backward, before the scaler sees the optimizer: it is shown it here,
+/// without gradients.
+void Strategy::announce_scale() {
+  if (!scaler_ || !data_parallel_) return;
+  scaler_->scale(torch::zeros({}));
+  scaler_->unscale_(optimizer());
+  scaler_->update(scaler_->get_scale());
+}
+
 void Strategy::zero_grad() {
   if (distributed_) {
     distributed_->zero_grad();
@@ -106,7 +115,7 @@ torch::Tensor Strategy::backward(const Batch& batch,
 
 void Strategy::clip() {
   if (options_.clip_norm == 0) return;
-  if (scaler_) scaler_->unscale_(optimizer());
+  if (scaler_ && !distributed_) scaler_->unscale_(optimizer());
   if (distributed_) {
     hvd::clip_grad_norm_(*distributed_, options_.clip_norm);
   } else if (masters_) {
@@ -129,7 +138,8 @@ torch::Tensor Strategy::step(const Batch& batch,
   if (distributed_) {  // step() would begin with it
     const Stopwatch watch(spent.communication);
     const Phase wait(Phase::kWait);
-    distributed_->synchronize_once();
+    // A scaler waits too, and tells compressions the scale first.
+    scaler_ ? scaler_->unscale_(optimizer()) : distributed_->synchronize_once();
   }
   const Stopwatch watch(spent.compute);
   const Phase update(Phase::kUpdate);

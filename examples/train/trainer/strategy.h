@@ -37,6 +37,9 @@ class Strategy {
   torch::optim::Optimizer& optimizer() { return distributed_ ? *distributed_ : local(); }
   /// Where losses are scaled.
   std::optional<hvd::GradScaler>& scaler() { return scaler_; }
+  /// Collective, after the scaler's state was loaded: what a compression remembers is in the unit
+  /// of losses before they are scaled, so it must know the scale at the first reduction.
+  void announce_scale();
   /// Of ddp; hvd's is the optimizer's.
   [[nodiscard]] std::vector<torch::Tensor> compression_memory() const;
   /// While it lives, the model computes in 16 bits where --opt-level O1 says so.

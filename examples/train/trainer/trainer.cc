@@ -123,6 +123,7 @@ void Trainer::restore() {
         auto* const average = options_.ema > 0 ? &average_ : nullptr;
         position_ = checkpoint_->load(*model_, strategy_->optimizer(), *sampler_,
                                       strategy_->scaler(), average, options_.ema);
+        strategy_->announce_scale();
       });
     }
   }
@@ -145,7 +146,11 @@ void Trainer::run() {
     train_epoch();
     close_epoch();
   }
-  if (profile_.finish()) display_.line("the profile is in " + options_.profile);
+  if (profile_.finish()) {
+    display_.line("the profile is in " + options_.profile);
+  } else if (!options_.profile.empty()) {
+    display_.line("no profile: it begins after two steps, and there were no more");
+  }
   summarize();
 }
 

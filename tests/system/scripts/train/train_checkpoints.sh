@@ -64,6 +64,7 @@ start resumed --shard-optimizer --optimizer adam
 start resumed --share-parameters --optimizer adam
 start resumed --compression int8
 start resumed --compression topk --shard-optimizer
-start resumed --compression powersgd
-start resumed --strategy ddp --compression int8
+# What these remember does not depend on the scale of the loss.
+start resumed --compression powersgd --amp fp16
+start resumed --strategy ddp --compression int8 --amp fp16
 finish_cases
