@@ -2,9 +2,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <sstream>
+#include <system_error>
 
 #include "examples/train/data/dataset.h"
 #include "examples/train/models/models.h"
@@ -25,10 +28,17 @@ CLI::Validator number(const std::string& words, double least, bool open) {
       words);
 }
 
+/// A number with zeros before it, as of an array of jobs, is none of base 8.
+void drop_zeros(std::string& number) {
+  number.erase(0, std::min(number.find_first_not_of('0'), number.size() - 1));
+}
+
+/// To be used as a transform.
 CLI::Validator whole(std::int64_t least) {
   const auto words = "a whole number from " + std::to_string(least) + " to 1000000000";
   return CLI::Validator(
-      [=](const std::string& text) {
+      [=](std::string& text) {
+        if (!text.empty()) drop_zeros(text);
         const bool digits = !text.empty() && text.size() <= 10 &&
                             text.find_first_not_of("0123456789") == std::string::npos;
         const std::int64_t value = digits ? std::stoll(text) : -1;
@@ -37,6 +47,30 @@ CLI::Validator whole(std::int64_t least) {
                    : "'" + text + "' is not " + words;
       },
       words);
+}
+
+CLI::Validator seed_number() {
+  const std::string words =
+      "a whole number from 0 to " + std::to_string(std::numeric_limits<std::uint64_t>::max());
+  return CLI::Validator(
+      [=](std::string& text) {
+        if (!text.empty()) drop_zeros(text);
+        std::uint64_t value = 0;
+        const char* const end = text.data() + text.size();
+        const auto [stop, error] = std::from_chars(text.data(), end, value);
+        return stop == end && error == std::errc() ? std::string()
+                                                   : "'" + text + "' is not " + words;
+      },
+      words);
+}
+
+/// A file or folder: "" is a variable of a shell that was meant to have one.
+CLI::Validator path() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        return text.empty() ? std::string("'' is no name of a file or folder") : std::string();
+      },
+      "");
 }
 
 CLI::Validator one_of(const std::vector<std::string>& names) {
@@ -76,11 +110,11 @@ CLI::Validator share() {
 void add_image_options(CLI::App& app, Options& options) {
   app.add_option("--image-size", options.image_size,
                  "Of --dataset folder: pixels of a side, cut out of the images")
-      ->check(whole(1));
+      ->transform(whole(1));
   app.add_option(
          "--resize", options.resize,
          "Of --dataset folder: pixels of the shorter side, of which the middle is evaluated")
-      ->check(whole(1))
+      ->transform(whole(1))
       ->default_str("image size * 256 / 224");
   app.add_flag("--jpeg-scaling,!--no-jpeg-scaling", options.jpeg_scaling,
                "Of --dataset folder: JPEG files of at least twice the pixels are decoded to a "
@@ -91,7 +125,7 @@ void add_image_options(CLI::App& app, Options& options) {
                  "refuse: training ends")
       ->check(one_of({"skip", "refuse"}));
   app.add_option("--classes", options.classes, "Scores of the network")
-      ->check(whole(1))
+      ->transform(whole(1))
       ->default_str("classes of the dataset");
 }
 
@@ -135,16 +169,18 @@ void add_report_options(CLI::App& app, Options& options) {
   app.add_flag("--evaluate", options.evaluate,
                "No training: evaluate --weights, or the checkpoint of --checkpoint");
   app.add_option("--print-frequency", options.print_frequency, "Steps between lines")
-      ->check(whole(1))
+      ->transform(whole(1))
       ->default_str("every 5 s");
-  app.add_option("--json", options.json, "File for a record per epoch");
-  app.add_option("--csv", options.csv, "The same as comma-separated values");
-  app.add_option("--tensorboard", options.tensorboard, "Folder for TensorBoard's event files");
+  app.add_option("--json", options.json, "File for a record per epoch")->check(path());
+  app.add_option("--csv", options.csv, "The same as comma-separated values")->check(path());
+  app.add_option("--tensorboard", options.tensorboard, "Folder for TensorBoard's event files")
+      ->check(path());
   app.add_option("--profile", options.profile,
-                 "File for a profile of some steps, of LibTorch and of hvd, for Perfetto");
+                 "File for a profile of some steps, of LibTorch and of hvd, for Perfetto")
+      ->check(path());
   app.add_option("--profile-steps", options.profile_steps,
                  "Steps of --profile, after two that are not in it")
-      ->check(whole(1));
+      ->transform(whole(1));
 }
 
 void add_options(CLI::App& app, Options& options) {
@@ -152,7 +188,8 @@ void add_options(CLI::App& app, Options& options) {
                  "Network; script:FILE is a TorchScript module saved by Python")
       ->check(model_name());
   app.add_option("--weights", options.weights,
-                 "File of weights to begin with: torch.save(dict(model.state_dict()), FILE)");
+                 "File of weights to begin with: torch.save(dict(model.state_dict()), FILE)")
+      ->check(path());
   app.add_option("--stem", options.stem,
                  "First layers of a ResNet; cifar: for small images, slower and more accurate")
       ->check(one_of(stem_names()));
@@ -160,13 +197,14 @@ void add_options(CLI::App& app, Options& options) {
       ->check(one_of(dataset_names()));
   app.add_option("--data", options.data, "Folder of the dataset's files");
   app.add_option("--workers", options.workers, "Threads per rank that make batches ahead; 0: none")
-      ->check(whole(0));
+      ->transform(whole(0));
   app.add_flag("--pin-memory,!--no-pin-memory", options.pin_memory,
                "Batches for a GPU are read ahead into page-locked memory and copied while the "
                "device computes (default); nothing on the CPU");
-  app.add_option("--epochs", options.epochs, "Passes over the training images")->check(whole(1));
+  app.add_option("--epochs", options.epochs, "Passes over the training images")
+      ->transform(whole(1));
   app.add_option("--batch-size", options.batch_size, "Images per rank and backward pass")
-      ->check(whole(1));
+      ->transform(whole(1));
   app.add_option("--optimizer", options.optimizer, "Optimizer")
       ->check(one_of({"sgd", "adam", "adamw"}));
   app.add_option("--lr", options.learning_rate, "Learning rate")
@@ -182,7 +220,7 @@ void add_options(CLI::App& app, Options& options) {
          "on all ranks; data-parallel: replicas in one process; single: none")
       ->check(one_of({"hvd", "ddp", "data-parallel", "single"}));
   app.add_option("--replicas", options.replicas, "Of --strategy data-parallel")
-      ->check(whole(1))
+      ->transform(whole(1))
       ->default_str("GPUs, or cores");
   app.add_option("--opt-level", options.opt_level,
                  "What is in 16 bits; O0: nothing; O1: products (autocast); O2: weights, with fp32 "
@@ -201,33 +239,35 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--compression", options.compression, "How gradients travel")
       ->check(one_of({"none", "fp16", "bf16", "int8", "topk", "powersgd"}));
   app.add_option("--powersgd-rank", options.powersgd_rank, "Rank of --compression powersgd")
-      ->check(whole(1));
+      ->transform(whole(1));
   app.add_option("--topk-ratio", options.topk_ratio,
                  "Share of the gradients that --compression topk sends")
       ->check(number("a number above 0, at most 1", 0, true));
-  app.add_option("--accumulate", options.accumulate, "Backward passes per step")->check(whole(1));
-  app.add_option("--checkpoint", options.checkpoint, "Folder in which a checkpoint is kept");
+  app.add_option("--accumulate", options.accumulate, "Backward passes per step")
+      ->transform(whole(1));
+  app.add_option("--checkpoint", options.checkpoint, "Folder in which a checkpoint is kept")
+      ->check(path());
   app.add_option("--checkpoint-steps", options.checkpoint_steps,
                  "Also write it every so many steps")
-      ->check(whole(1))
+      ->transform(whole(1))
       ->default_str("never");
   app.add_flag("--resume", options.resume, "Go on from the checkpoint");
   app.add_option("--max-steps", options.max_steps, "End after so many steps in all")
-      ->check(whole(1))
+      ->transform(whole(1))
       ->default_str("no limit");
   app.add_option("--seed", options.seed, "Seed of weights, order and synthetic images")
-      ->check(whole(0));
+      ->transform(seed_number());
   app.add_option("--device", options.device, "Where to compute")
       ->check(one_of({"auto", "cpu", "cuda"}));
   app.add_option("--nproc", options.processes, "Start so many ranks without a launcher")
-      ->check(whole(1))
+      ->transform(whole(1))
       ->default_str("none");
   app.add_option("--threads", options.threads, "Threads of LibTorch per rank")
-      ->check(whole(1))
+      ->transform(whole(1))
       ->default_str("cores / ranks");
   app.add_option("--untimed-steps", options.untimed_steps,
                  "First steps that seconds and images/s leave out")
-      ->check(whole(0));
+      ->transform(whole(0));
 }
 
 void check_images(const CLI::App& app, const Options& options) {

@@ -70,26 +70,28 @@ constexpr std::size_t kMostNamed = 20;
 
 nlohmann::json to_json(const Record& record) { return fields(record); }
 
-RecordFile::RecordFile(std::string json, std::string csv, std::int64_t epochs_done)
-    : json_(std::move(json)), csv_(std::move(csv)) {
-  if (epochs_done > 0 && std::filesystem::exists(json_)) read_json(epochs_done);
-  if (epochs_done > 0 && std::filesystem::exists(csv_)) read_csv(epochs_done);
+RecordFile::RecordFile(std::string json, std::string csv, std::int64_t epochs_done,
+                       std::int64_t steps_done)
+    : json_(std::move(json)), csv_(std::move(csv)), begun_(epochs_done + 1) {
+  if (steps_done > 0 && std::filesystem::exists(json_)) read_json(steps_done);
+  if (steps_done > 0 && std::filesystem::exists(csv_)) read_csv(steps_done);
   write();
 }
 
-void RecordFile::read_json(std::int64_t epochs_done) {
+void RecordFile::read_json(std::int64_t steps_done) {
   std::ifstream in(json_);
   const auto old = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
   if (!old.is_array())
     throw std::runtime_error(json_ +
                              " is not a file of records; remove it or give --json another name");
   for (const auto& record : old) {
-    if (record.is_object() && record.value("epoch", epochs_done + 1) <= epochs_done)
+    if (record.is_object() && record.value("epoch", begun_ + 1) <= begun_ &&
+        record.value("step", steps_done + 1) <= steps_done)
       records_.push_back(record);
   }
 }
 
-void RecordFile::read_csv(std::int64_t epochs_done) {
+void RecordFile::read_csv(std::int64_t steps_done) {
   std::ifstream in(csv_);
   std::string line;
   if (!std::getline(in, line) || line != csv_names()) {
@@ -98,11 +100,20 @@ void RecordFile::read_csv(std::int64_t epochs_done) {
                              "or give --csv another name");
   }
   while (std::getline(in, line)) {
-    if (std::strtoll(line.c_str(), nullptr, 10) <= epochs_done) lines_.push_back(line);
+    char* comma = nullptr;
+    const auto epoch = std::strtoll(line.c_str(), &comma, 10);
+    const auto step = *comma == ',' ? std::strtoll(comma + 1, nullptr, 10) : steps_done + 1;
+    if (epoch <= begun_ && step <= steps_done) lines_.push_back(line);
   }
 }
 
 void RecordFile::add(const Record& record) {
+  if (record.epoch == begun_) {
+    std::erase_if(records_, [&](const auto& old) { return old.value("epoch", begun_) == begun_; });
+    std::erase_if(lines_, [&](const std::string& old) {
+      return std::strtoll(old.c_str(), nullptr, 10) == begun_;
+    });
+  }
   records_.push_back(to_json(record));
   lines_.push_back(csv_values(record));
   write();
@@ -110,7 +121,8 @@ void RecordFile::add(const Record& record) {
 
 void RecordFile::write() const {
   if (!json_.empty())
-    replace_file(json_, "--json", [&](std::ostream& out) { out << records_.dump(2) << '\n'; });
+    replace_file(json_, "--json",
+                 [&](std::ostream& out) { out << nlohmann::json(records_).dump(2) << '\n'; });
   if (csv_.empty()) return;
   replace_file(csv_, "--csv", [&](std::ostream& out) {
     out << csv_names() << '\n';
@@ -119,7 +131,7 @@ void RecordFile::write() const {
 }
 
 Reporter::Reporter(const Options& options, std::int64_t epochs_done, std::int64_t steps_done)
-    : records_(options.json, options.csv, epochs_done) {
+    : records_(options.json, options.csv, epochs_done, steps_done) {
   if (!options.tensorboard.empty()) events_.emplace(options.tensorboard, steps_done);
 }
 

@@ -44,18 +44,20 @@ nlohmann::json to_json(const Record& record);
 class RecordFile {
  public:
   /// Writes the files at once, so that one that cannot be written is found out before training.
-  /// `epochs_done`: records of so many epochs are kept where a file is there already (a resumed
-  /// run); 0 begins anew. An empty path: no file.
-  RecordFile(std::string json, std::string csv, std::int64_t epochs_done);
+  /// Of a resumed run, records of so many epochs are kept where a file is there already, and that
+  /// of the next one, which was begun, up to `steps_done`; 0 begins anew. An empty path: no file.
+  RecordFile(std::string json, std::string csv, std::int64_t epochs_done, std::int64_t steps_done);
+  /// Instead of the record of the epoch that was begun, if it is of that one.
   void add(const Record& record);
 
  private:
-  void read_json(std::int64_t epochs_done);
-  void read_csv(std::int64_t epochs_done);
+  void read_json(std::int64_t steps_done);
+  void read_csv(std::int64_t steps_done);
   void write() const;
 
   std::string json_, csv_;
-  nlohmann::json records_ = nlohmann::json::array();
+  std::int64_t begun_;  ///< epoch that goes on
+  std::vector<nlohmann::json> records_;
   std::vector<std::string> lines_;
 };
 

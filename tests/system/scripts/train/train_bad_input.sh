@@ -44,6 +44,8 @@ start refused 2 "--epochs|'-1'" "$train" --epochs=-1
 start refused 2 "--lr|'fast'" "$train" --lr fast
 start refused 2 "--lr|'nan'" "$train" --lr nan
 start refused 2 "--resume|--checkpoint" "$train" --resume
+start refused 2 "--checkpoint|''" "$train" --checkpoint ""
+start refused 2 "--seed|'-1'|18446744073709551615" "$train" --seed=-1
 start refused 2 "--dataset cifar10|--data" "$train" --dataset cifar10
 
 # Data

@@ -35,6 +35,8 @@ schedules() {
   # A run that is interrupted goes on with the same rates, and its files with the same lines.
   local schedule=(--epochs 2 --lr 0.1 --lr-schedule cosine --checkpoint "$work/run" --csv "$work/i.csv" --ema 0.9)
   ranks 2 "${schedule[@]}" --max-steps 70 || fail "interrupted"
+  ranks 2 "${schedule[@]}" --max-steps 70 --resume || fail "begun again where nothing is left to do"
+  [ "$(wc -l <"$work/i.csv")" = 3 ] || fail "where nothing is left to do, records are lost"
   ranks 2 "${schedule[@]}" --resume || fail "resumed"
   ranks 2 --epochs 2 --lr 0.1 --lr-schedule cosine --csv "$work/u.csv" --ema 0.9 || fail "uninterrupted"
   [ "$(wc -l <"$work/i.csv")" = 3 ] || fail "lines of an interrupted run"
@@ -59,6 +61,8 @@ steps() {
   awk -v a="$(last "$work/ddp.json" loss)" -v b="$(last "$work/hvd.json" loss)" 'BEGIN { exit !(a > 0 && (a - b) ^ 2 < 1e-6 * a * a) }' || fail "ddp and hvd clip differently"
   ranks 2 --share-parameters --ema 0.9 && fail "--ema with --share-parameters is taken"
   grep -aq "train: --ema does not go with --share-parameters" "$work/out" || fail "no words for --ema with --share-parameters"
+  ranks 1 --batch-size 025 --max-steps 08 --seed 18446744073709551615 || fail "zeros before a number, or a large seed"
+  grep -aq "^epoch 1/3" "$work/out" || fail "no epoch"
   ranks 2 --lr-steps 3,2 --lr-schedule step && fail "steps that fall are taken"
   grep -aq "no list of epochs that rise" "$work/out" || fail "no words for steps that fall"
 }
