@@ -220,7 +220,8 @@ void add_options(CLI::App& app, Options& options, Words& words) {
   app.add_flag(
       "-c,--check", options.check,
       "Compare every result with one computed locally; wrong ones are counted and fail the run");
-  app.add_option("--json", options.json, "Write the results to this file too");
+  app.add_option("--json", options.json, "Write the results to this file too")
+      ->check([](const std::string& name) { return name.empty() ? "'' is no file" : ""; });
   app.add_option("--model", words.model,
                  fmt::format("Gradients of {} as a burst in backward order, instead of sizes",
                              names_of_models()));

@@ -15,7 +15,7 @@ namespace bench {
 namespace {
 
 constexpr const char* kColumns =
-    "{}{:>11} {:>12} {:>10} {:>7} {:>8} {:>5} {:>10} {:>7} {:>7} {:>6} {:>9} {:>9} {:>9} {:>9}";
+    "{}{:>11} {:>12} {:>10} {:>7} {:>10} {:>7} {:>7} {:>6} {:>8} {:>5} {:>9} {:>9} {:>9} {:>9}";
 
 double bus_factor(Collective collective, int ranks) {
   const double n = ranks;
@@ -108,11 +108,10 @@ Report::Report(const Options& options) : options_(options), file_(options.json) 
       "# {} rounds, all subjects in turn; time: median over the rounds, slowest rank; p50 to max: "
       "of single operations{}",
       options_.rounds, has_rivals(options_) ? "; x: how many times as long as hvd" : ""));
-  std::string names =
-      fmt::format(kColumns, "#", "size", "count", "type", "redop", "memory", "place", "time",
-                  "algbw", "busbw", "#wrong", "p50", "p90", "p99", "max");
-  std::string units = fmt::format(kColumns, "#", "(B)", "(elements)", "", "", "", "", "(us)",
-                                  "(GB/s)", "(GB/s)", "", "(us)", "(us)", "(us)", "(us)");
+  std::string names = fmt::format(kColumns, "#", "size", "count", "type", "redop", "time", "algbw",
+                                  "busbw", "#wrong", "memory", "place", "p50", "p90", "p99", "max");
+  std::string units = fmt::format(kColumns, "#", "(B)", "(elements)", "", "", "(us)", "(GB/s)",
+                                  "(GB/s)", "", "", "", "(us)", "(us)", "(us)", "(us)");
   if (compresses(options_)) {
     names += fmt::format(" {:>4}", "wire");
     units += fmt::format(" {:>4}", "");
@@ -136,11 +135,12 @@ void Report::add(const Row& row) {
   const std::string op =
       reduces(options_.collective) ? std::string(hvd::name_of(options_.op)) : "none";
   const auto fixed = [](double value, int places) { return fmt::format("{:.{}f}", value, places); };
-  std::string line = fmt::format(
-      kColumns, " ", row.bytes, row.elements, hvd::name_of(options_.dtype), op, row.memory,
-      row.place, microseconds(row.time.median), fixed(algbw, 2), fixed(busbw, 2),
-      row.wrong ? std::to_string(*row.wrong) : "N/A", microseconds(row.time.p50),
-      microseconds(row.time.p90), microseconds(row.time.p99), microseconds(row.time.max));
+  std::string line =
+      fmt::format(kColumns, " ", row.bytes, row.elements, hvd::name_of(options_.dtype), op,
+                  microseconds(row.time.median), fixed(algbw, 2), fixed(busbw, 2),
+                  row.wrong ? std::to_string(*row.wrong) : "N/A", row.memory, row.place,
+                  microseconds(row.time.p50), microseconds(row.time.p90),
+                  microseconds(row.time.p99), microseconds(row.time.max));
   if (compresses(options_)) line += fmt::format(" {:>4}", row.wire);
   nlohmann::ordered_json record = {
       {"bytes", row.bytes},   {"elements", row.elements},      {"tensors", row.tensors},
