@@ -157,7 +157,7 @@ at::Tensor GradientCompressor::finish(at::Tensor sum) const {
 /// Once: a tensor of another size, or compressed in another way, on another rank would make
 /// nonsense of everything after it.
 void GradientCompressor::check_alike() {
-  if (std::exchange(checked_, true)) return;
+  if (checked_) return;
   const Compression& way = terms_.compression;
   std::vector<std::int64_t> sizes;
   for (const auto& [name, parameter] : parameters_) {
@@ -176,8 +176,8 @@ void GradientCompressor::check_alike() {
       .name = name("smallest"), .op = ReduceOp::Min, .process_set = terms_.process_set};
   const at::Tensor differs =
       allreduce(mine, most).ne(allreduce(mine, least)).view({-1, columns}).any(1).nonzero();
-  if (differs.numel() == 0) return;
-  checked_ = false;
+  checked_ = differs.numel() == 0;
+  if (checked_) return;
   refuse_differing(static_cast<std::size_t>(differs[0].item<std::int64_t>()));
 }
 
@@ -220,6 +220,7 @@ std::vector<std::size_t> GradientCompressor::agree_on_present(const Shape& also_
 
 void GradientCompressor::compare(const Shape& shape) {
   if (parameters_.empty()) return;
+  check_alike();  // as a rank that reduces does
   Shape empty = shape;
   empty.push_back(0);
   allreduce_(at::empty(empty, at::kByte),

@@ -117,6 +117,7 @@ void ModuleReducer::add_reducer(const Named& parameters, int number) {
 
 void ModuleReducer::set_weight(double n) {
   check_weight(n);
+  if (get_current_graph_task_id() == -1) end_backward(/*has_thrown=*/true);  // it had its own
   for (const auto& reducer : reducers_) reducer->refuse_late_weight();
   for (const auto& reducer : reducers_) reducer->set_weight(n);
 }
@@ -421,6 +422,7 @@ void ModuleReducer::finish_pass(std::size_t reducer, bool has_thrown) {
 
 JoinGuard ModuleReducer::join(const JoinOptions& options) {
   require_current(world_, "DistributedDataParallel");
+  end_failed_backward();
   if (options_.process_set.size() > 1)
     for (const auto& layer : module_->named_modules())
       if (is_sync_batchnorm(*layer.value()))

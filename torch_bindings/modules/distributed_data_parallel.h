@@ -35,8 +35,14 @@
 ///
 /// If a backward pass throws, its gradients count nowhere, and `.grad` stays as it has become. The
 /// other ranks, whose own has not thrown, get a Mismatch when this one begins its next forward
-/// pass: in the pass that met the failed one, or, if all gradients of that had left already, in the
-/// next one (then this rank, too). All may call zero_grad() and repeat the batch.
+/// pass, or calls set_weight() or join(): in the pass that met the failed one, or, if all gradients
+/// of that had left already, in the next one (then this rank, too). All may call zero_grad() and
+/// repeat the batch; where others have stepped before they got it, broadcast_parameters() first.
+///
+/// A backward pass that throws before it has reached what `forward` returned (in the loss) is like
+/// a forward pass that throws; with buffers this rank then waits for the others at the end. Where
+/// one goes through several wrappers and throws before it has reached all of them, repeating it
+/// does not make the ranks meet again.
 ///
 /// Refuses a module without a parameter that requires a gradient, and parameters that a
 /// DistributedOptimizer is around. Parameters that some ranks alone have unfrozen are a Mismatch on
