@@ -1,9 +1,11 @@
-// Starts its own ranks: spawns RANKS [fail RANK | where | text]. Prints what each rank knows; what
-// spawn() throws becomes "caught: ..." and exit code 3. where: rank 0 fails with the name of the
-// folder for such reports.
+// Starts its own ranks: spawns RANKS [fail RANK | where | sleep | text]. Prints what each rank
+// knows; what spawn() throws becomes "caught: ..." and exit code 3. where: rank 0 fails with the
+// name of the folder for such reports. sleep: for a minute, once all have met.
+#include <chrono>
 #include <cstdio>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "hvd/hvd.h"
@@ -19,6 +21,11 @@ int main(int argc, char** argv) {
       hvd::allreduce(buffer, buffer, {.op = hvd::ReduceOp::Sum});
       if (arguments.size() > 2 && arguments[1] == "fail" && hvd::rank() == std::stoi(arguments[2]))
         throw std::runtime_error("the user's");
+      if (arguments.size() > 1 && arguments[1] == "sleep") {
+        if (hvd::rank() == 0) std::puts("all have met");
+        std::fflush(stdout);
+        std::this_thread::sleep_for(std::chrono::minutes(1));
+      }
       const char* const folder = hvd::detail::spawn_reports();
       if (arguments.size() > 1 && arguments[1] == "where" && hvd::rank() == 0)
         throw std::runtime_error(folder == nullptr ? "none" : folder);

@@ -51,6 +51,33 @@ expect "under mpirun -np 1 there is no world of two" 3 1 "spawn: 2 ranks are wan
 expect "nor with HVD_INIT=alone" 3 1 "spawn: 2 ranks are wanted" env HVD_INIT=alone "$program" 2 x
 expect "in a step of Slurm's of one task" 0 2 "of 2: sum 3" \
   env SLURM_STEP_ID=0 SLURM_STEPID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 "$program" 2 x
+# expect_none_left SIGNAL: no rank goes on where the program that has started them is ended by it
+expect_none_left() {
+  local mark="sleep $work $1" i
+  "${bare[@]}" "$program" 2 sleep "$work $1" >"$work/out" 2>"$work/err" </dev/null &
+  local starter=$!
+  for ((i = 0; i < 300; i++)); do
+    grep -q "all have met" "$work/out" && break
+    sleep 0.1
+  done
+  kill "-$1" "$starter"
+  wait "$starter" 2>/dev/null
+  for ((i = 0; i < 150; i++)); do
+    pgrep -f "$mark" >/dev/null || break
+    sleep 0.1
+  done
+  if grep -q "all have met" "$work/out" && ! pgrep -f "$mark" >/dev/null; then
+    echo "PASS  no rank is left after $1"
+  else
+    echo "FAIL  ranks are left after $1, or did not meet:"
+    pgrep -af "$mark"
+    pkill -KILL -f "$mark"
+    failures=$((failures + 1))
+  fi
+  rm -rf "$TMPDIR"/hvd-spawn-*   # nobody was left to do it
+}
+expect_none_left KILL
+expect_none_left TERM
 if [ -n "$(find "$TMPDIR" -maxdepth 1 -name 'hvd-spawn-*')" ]; then
   echo "FAIL  something is left in $TMPDIR"
   failures=$((failures + 1))
