@@ -220,11 +220,11 @@ std::string put_right(Config& config) {
         return;
       value = formatted("{}", field);
     } else {
-      using Unit = std::conditional_t<std::is_same_v<Field, std::chrono::microseconds>,
-                                      std::chrono::milliseconds, Field>;
-      field = std::min(field, Field(Unit(bounds.most)));
-      if (field >= Unit(bounds.least)) return;
-      value = formatted("{}", std::chrono::floor<Unit>(field).count());
+      using Shown = std::conditional_t<std::is_same_v<Field, std::chrono::microseconds>,
+                                       std::chrono::milliseconds, Field>;
+      field = std::min(field, Field(Shown(bounds.most)));
+      if (field >= Shown(bounds.least)) return;
+      value = formatted("{}", std::chrono::floor<Shown>(field).count());
     }
     if (problem.empty())
       problem = formatted("Config::{}: '{}' is not allowed; it must be {}", bounds.field, value,
