@@ -1,4 +1,5 @@
 // Compression with error feedback: int8, topk, powersgd, in the optimizer wrapper.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -204,16 +205,70 @@ TEST_CASE("compressed gradients that some or all ranks do not have") {
     Given one(own, {.compression = compression});
     one.reduce(own);
     const auto remembered = one.optimizer->compression_memory()[0].clone();
+    // what the rounding of sums left out, of the first gradient on rank 0, which begins with it
+    const auto of_sums = [&] {
+      const at::Tensor blocks = one.optimizer->compression_memory().back();
+      return blocks.narrow(0, 0, std::min<std::int64_t>(5, blocks.size(0))).clone();
+    };
+    const bool has_sums = name == "int8" && hvd::rank() == 0;
+    const at::Tensor sums_before = has_sums ? of_sums() : at::Tensor();
     // The first: on no rank. The second: on rank 0 only. The third: on all.
     const auto got = one.reduce({at::Tensor(), hvd::rank() == 0 ? own[1] : at::Tensor(), own[2]});
     CHECK(!got[0].defined());
     CHECK(same(one.optimizer->compression_memory()[0], remembered));
+    if (has_sums) CHECK(same(of_sums(), sums_before));
     REQUIRE(got[1].defined());
     CHECK(same_on_all_ranks(got[1]));
     CHECK(same_on_all_ranks(got[2].contiguous()));
     for (int step = 0; step < 2; ++step)
       CHECK(!one.reduce(std::vector<at::Tensor>(3))[1].defined());
   }
+}
+
+TEST_CASE("compression: an optimizer that is given another's memory goes on as that would") {
+  for (const auto& [name, compression] : lossy()) {
+    CAPTURE(name);
+    const auto zeros = std::vector<at::Tensor>{at::zeros({30, 20}, kDouble)};
+    Given one(zeros, {.compression = compression}), other(zeros, {.compression = compression});
+    for (int step = 0; step < 2; ++step) one.reduce(zeros);  // powersgd draws random columns
+    const auto from = one.optimizer->compression_memory(),
+               to = other.optimizer->compression_memory();
+    REQUIRE(from.size() == to.size());
+    for (std::size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i]);
+    for (int step = 0; step < 3; ++step) {
+      const auto own = step == 0 ? zeros[0] : noise({30, 20}, kDouble, hvd::rank(), step);
+      CHECK(same(one.reduce({own})[0], other.reduce({own})[0]));
+    }
+  }
+}
+
+TEST_CASE("compression: a group that comes later has a memory, too, after those there were") {
+  const auto own = std::vector<at::Tensor>{noise({1000}, kDouble, hvd::rank(), 7)};
+  Given one(own, {.compression = Compression::topk(0.05)});
+  at::Tensor later = at::zeros({600}, kDouble).requires_grad_();
+  one.optimizer->add_param_group(torch::optim::OptimizerParamGroup({later}));
+  later.mutable_grad() = noise({600}, kDouble, hvd::rank(), 8);
+  one.reduce(own);
+  const auto memory = one.optimizer->compression_memory();
+  REQUIRE(memory.size() == 2);
+  CHECK(memory[0].numel() == 1000);
+  CHECK(memory[1].count_nonzero().item<int>() == 570);
+}
+
+TEST_CASE(
+    "compression with a memory from before, and a loss that is scaled from then on: nothing of the "
+    "memory is lost") {
+  const auto own = std::vector<at::Tensor>{noise({1000}, kDouble, hvd::rank(), 7)};
+  Given one(own, {.compression = Compression::topk(0.05)});
+  const at::Tensor memory = one.optimizer->compression_memory()[0];
+  memory.copy_(noise({1000}, kDouble, hvd::rank(), 8));  // as a checkpoint gives it back
+  const at::Tensor owed = memory + own[0];
+  hvd::GradScaler scaler({.init_scale = 64});
+  one.list[0].mutable_grad() = scaler.scale(own[0].clone());
+  one.optimizer->synchronize();  // it knows of no scale yet
+  scaler.step(*one.optimizer);
+  const at::Tensor left = hvd::allreduce(owed - memory, {.op = hvd::ReduceOp::Average});
+  CHECK(torch::allclose(one.list[0].grad(), left, 1e-12, 1e-12));
 }
 
 TEST_CASE("compressed gradients that are not finite: so is the result, everywhere, and only then") {

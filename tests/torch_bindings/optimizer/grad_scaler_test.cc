@@ -181,6 +181,65 @@ TEST_CASE("GradScaler: ranks on different branches, and one without any gradient
 }
 
 TEST_CASE(
+    "GradScaler: a rank whose plain optimizer has no gradient hears of the others' overflow") {
+  for (const bool bad : {true, false}) {
+    Sequential net = small_model();
+    SGD optimizer = sgd(net);
+    GradScaler scaler({.init_scale = 4});
+    scaler.scale(torch::ones({}));
+    if (last()) scaler.scale(spoilt(small_loss(net, hvd::rank(), 0), bad)).backward();
+    scaler.step(optimizer);
+    scaler.update();
+    CHECK(scaler.get_scale() == (bad ? 2 : 4));
+    CHECK(same(flat(net), flat(small_model())) == (bad || !last()));
+  }
+}
+
+TEST_CASE("GradScaler: of scales that differ, each rank takes the least that it has heard of") {
+  if (hvd::size() < 3) return;
+  const auto low = hvd::add_process_set({0, 1}), high = hvd::add_process_set({1, 2});
+  if (hvd::rank() < 3) {
+    Sequential net = small_model(), other = small_model();
+    SGD first = sgd(net), second = sgd(other);
+    GradScaler scaler({.init_scale = static_cast<double>(1 << hvd::rank())});
+    const auto train = [&](Sequential& model, SGD& plain, const hvd::ProcessSet& set) {
+      if (!set.included()) return;
+      DistributedOptimizer optimizer(plain, model->named_parameters(), {.process_set = set});
+      scaler.scale(small_loss(model, hvd::rank(), 0)).backward();
+      scaler.step(optimizer);
+    };
+    train(net, first, low);
+    train(other, second, high);
+    scaler.update();
+    CHECK(scaler.get_scale() == (hvd::rank() == 2 ? 2 : 1));
+  }
+  hvd::barrier();
+  hvd::remove_process_set(low);
+  hvd::remove_process_set(high);
+}
+
+TEST_CASE("GradScaler: a scale stays finite, and does not grow by a step that was left out") {
+  Sequential net = small_model();
+  SGD optimizer = sgd(net);
+  GradScaler scaler({.init_scale = 0x1p126, .growth_interval = 1});
+  scaler.scale(torch::ones({}));
+  for (const double expected : {0x1p127, 0x1p127}) {
+    for (auto& parameter : net->parameters())
+      parameter.mutable_grad() = torch::ones_like(parameter);
+    scaler.step(optimizer);
+    scaler.update();
+    CHECK(scaler.get_scale() == expected);
+  }
+  GradScaler uneven({.init_scale = last() ? 4.0 : 8.0, .growth_interval = 1});
+  const at::Tensor before = flat(net);
+  uneven.scale(small_loss(net, hvd::rank(), 0)).backward();
+  uneven.step(optimizer);
+  uneven.update();
+  CHECK(uneven.get_scale() == (hvd::size() > 1 ? 4 : 8));
+  CHECK(same(flat(net), before) == (hvd::size() > 1));
+}
+
+TEST_CASE(
     "GradScaler: the device is asked once in a step, overflow or not, and the scale is known "
     "without it") {
   Sequential net = small_model(kFloat);
@@ -291,6 +350,8 @@ TEST_CASE("GradScaler: off, its state, and several losses and optimizers at once
   CHECK(fresh.get_scale() == 64);
   fresh.update(7);
   CHECK(fresh.get_scale() == 7);
+  fresh.load_state(state);
+  CHECK(fresh.get_scale() == 32);
   CHECK(hvd::broadcast_object(scaler.state(), 0) == scaler.state());
 }
 

@@ -127,6 +127,15 @@ TEST_CASE(
   CHECK(equal_on_all_ranks(run.net));
 }
 
+TEST_CASE("share_parameters: ranks that begin apart are told so without the replica guard, too") {
+  hvd::Config unguarded = hvd::Config::from_environment();
+  unguarded.replica_guard = hvd::ReplicaGuard::Off;
+  const Restarted restarted(unguarded);
+  SharedRun run;
+  write(run.net.hidden->bias, hvd::rank());
+  CHECK(contains(run.refused_step(), together() ? "hidden.bias" : ""));
+}
+
 TEST_CASE(
     "share_parameters: what broadcasts and torch::load write is taken over, also when parameters "
     "got other memory by it") {

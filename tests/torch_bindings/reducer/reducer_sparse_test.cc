@@ -54,5 +54,17 @@ TEST_CASE(
   CHECK(torch::allclose(predivided.second, expected.second));
 }
 
+TEST_CASE("a sparse gradient that no rank has is none afterwards") {
+  torch::nn::Embedding table(torch::nn::EmbeddingOptions(5, 3).sparse(true));
+  hvd::broadcast_parameters(table, 0);
+  const auto wrapped = sgd(table->parameters(), 0.1, 0);
+  DistributedOptimizer optimizer(*wrapped, table->named_parameters());
+  table->forward(torch::tensor({0, hvd::rank()})).sum().backward();
+  optimizer.step();  // the ranks know now that it is sparse
+  optimizer.zero_grad();
+  optimizer.synchronize();
+  CHECK(!table->weight.grad().defined());
+}
+
 }  // namespace
 }  // namespace reducer_sparse_test

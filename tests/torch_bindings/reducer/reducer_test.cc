@@ -198,5 +198,18 @@ TEST_CASE("models that differ between ranks: Mismatch on all of them") {
   check_steps(net, optimizer, reference);
 }
 
+TEST_CASE("a gradient that is written by hand after zero_grad(false) counts whole, with Sum too") {
+  at::Tensor weight = torch::zeros({4}, at::TensorOptions(kDouble)).requires_grad_();
+  torch::optim::SGD plain({weight}, 1.0);
+  DistributedOptimizer optimizer(plain, {}, {.op = hvd::ReduceOp::Sum});
+  (weight * (1.0 + hvd::rank())).sum().backward();
+  optimizer.synchronize();
+  optimizer.zero_grad(false);
+  weight.mutable_grad().add_(1.0 + hvd::rank());  // in place: no backward pass tells of it
+  optimizer.synchronize();
+  const double sum = hvd::size() * (hvd::size() + 1) / 2.0;
+  CHECK(same(weight.grad(), torch::full({4}, sum, kDouble)));
+}
+
 }  // namespace
 }  // namespace reducer_test

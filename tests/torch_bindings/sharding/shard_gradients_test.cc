@@ -284,6 +284,34 @@ TEST_CASE("shard_gradients: gradients that are thrown away count no more") {
   }
 }
 
+TEST_CASE("shard_gradients: a bucket that was in shares before the rest was thrown away is, too") {
+  for (const bool by_module : {true, false}) {
+    std::vector<at::Tensor> weights;
+    std::vector<std::vector<at::Tensor>> groups;
+    for (int i = 0; i < 3; ++i) {
+      weights.push_back(torch::zeros({200}, torch::requires_grad()));
+      groups.push_back({weights.back()});
+    }
+    SGD sgd(weights, SGDOptions(1));
+    DistributedOptimizer optimizer(sgd, {}, {.groups = groups, .shard_gradients = true});
+    const auto backward = [&](double value) {
+      for (auto& weight : weights) (weight * (value + hvd::rank())).sum().backward();
+    };
+    (weights[0] * 50).sum().backward();
+    hvd::barrier();
+    (weights[1] * 50).sum().backward();  // what is reduced meanwhile goes into shares
+    if (by_module) {
+      for (auto& weight : weights) weight.mutable_grad().reset();
+    } else {
+      optimizer.zero_grad();
+    }
+    backward(1);
+    optimizer.step();
+    for (const auto& weight : weights)
+      CHECK(torch::equal(weight.detach(), torch::full({200}, -(hvd::size() + 1) / 2.0F)));
+  }
+}
+
 TEST_CASE("shard_gradients in a checkpoint: whole, and read by any wrapper") {
   const auto& kind = torch_optimizers()[1];
   Pair first(kind), second(kind);

@@ -116,12 +116,15 @@ TEST_CASE("elastic sampler: what is left is dealt again, also to other ranks, ea
     CHECK(!again.next(1));
     again.set_epoch(5);
     CHECK(gathered(take_all(again), fewer) == first(items));
+    again.record_batch(2);
     again.reset(10);
     CHECK(gathered(take_all(again), fewer) == first(10));
   }
   hvd::remove_process_set(fewer);
   ElasticSampler other(items + 1, true, 3);
   CHECK(contains(error_of<hvd::InvalidArgument>([&] { load(other, state); }), "47 items"));
+  ElasticSampler of_other_seed(items, true, 4);
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { load(of_other_seed, state); }), "seed 3"));
 }
 
 struct Numbers : torch::data::datasets::Dataset<Numbers> {
@@ -201,10 +204,11 @@ TEST_CASE("evaluation: metrics averaged by count; predictions gathered, each sam
   for (std::int64_t i = 0; i < (items + ranks - 1) / ranks; ++i)
     own.push_back((i * ranks + hvd::rank()) % items);
   const at::Tensor indices = torch::tensor(own);
-  const at::Tensor predictions = torch::stack({indices * 10, indices * 10 + 1}, 1);
+  const at::Tensor predictions =
+      torch::stack({indices * 10, torch::full_like(indices, hvd::rank())}, 1);
   const at::Tensor all = hvd::gather_predictions(predictions, indices, items);
-  CHECK(torch::equal(all,
-                     torch::stack({torch::arange(items) * 10, torch::arange(items) * 10 + 1}, 1)));
+  const at::Tensor sample = torch::arange(items), lowest = sample.remainder(ranks);
+  CHECK(torch::equal(all, torch::stack({sample * 10, lowest}, 1)));
   CHECK(contains(error_of<hvd::InvalidArgument>(
                      [&] { hvd::gather_predictions(predictions, indices, items + 1); }),
                  "sample 11"));

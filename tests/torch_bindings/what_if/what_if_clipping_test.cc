@@ -417,4 +417,15 @@ TEST_CASE(
   CHECK(difference(flat(net), flat(alone)) < 1e-9);
 }
 
+TEST_CASE("what happens if I clip 16-bit gradients: their norm is that of an fp32 computation") {
+  for (const auto type : {at::kHalf, at::kBFloat16}) {
+    at::Tensor weight = torch::ones({1000}, at::TensorOptions(type)).requires_grad_();
+    SGD plain({weight}, SGDOptions(0.1));
+    DistributedOptimizer optimizer(plain);
+    (weight * (1 + hvd::rank())).sum().backward();
+    const double norm = hvd::grad_norm(optimizer);
+    CHECK(norm == doctest::Approx(std::sqrt(1000) * (hvd::size() + 1) / 2).epsilon(1e-5));
+  }
+}
+
 }  // namespace

@@ -94,6 +94,27 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "what happens if I evaluate in join(): all that train have the same statistics; and after a "
+    "pass without backward, at its end: each rank may evaluate alone") {
+  Sequential net = model(true);
+  Ddp ddp(net);
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  {
+    const auto guard = ddp.join();
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      loss(ddp, hvd::rank(), step).backward();
+      optimizer.step();
+      CHECK(is_same_on_all_ranks(*net));
+    }
+    if (hvd::rank() == 0) ddp.forward(input(0, 2));  // the others may have ended
+  }
+  ddp.eval();
+  if (hvd::rank() == 0) ddp.forward(input(0, 3));
+  CHECK(is_same_on_all_ranks(*net));
+}
+
+TEST_CASE(
     "what happens if a rank in join() has no batch at all, or all have equally many: it is as it "
     "should be") {
   for (const bool none : {false, true}) {
@@ -147,6 +168,25 @@ TEST_CASE(
       CHECK(is_same_on_all_ranks(*net));
       CHECK(difference(flat(net), flat(alone)) < 1e-10);
     }
+  }
+}
+
+TEST_CASE("what happens with Sum in join(): it is that of the ranks that still train, as it is") {
+  for (const bool divide_by_all : {true, false}) {
+    at::Tensor weight = torch::zeros({3}, torch::requires_grad());
+    torch::optim::SGD sgd({weight}, 1.0);
+    hvd::DistributedOptimizer optimizer(sgd, {}, {.op = hvd::ReduceOp::Sum});
+    double expected = 0;
+    {
+      const auto guard = optimizer.join({.divide_by_initial_world_size = divide_by_all});
+      for (int step = 0; step < batches(hvd::rank(), false); ++step) {
+        optimizer.zero_grad();
+        (weight * (1.0 + hvd::rank())).sum().backward();
+        optimizer.step();
+      }
+    }
+    for (const int rank : everyone()) expected -= batches(rank, false) * (1.0 + rank);
+    CHECK(torch::equal(weight.detach(), torch::full({3}, expected)));
   }
 }
 

@@ -163,6 +163,9 @@ TEST_CASE(
     CHECK(contains(text, last_rank() + " has called set_weight()"));
   }
   net->zero_grad();
+  ddp.set_weight(hvd::rank() + 1);  // of one pass
+  pass();
+  net->zero_grad();
   pass();
   wrapped::sgd(net->parameters())->step();
   CHECK(difference(flat(net), plain_mean()) < 1e-12);
@@ -201,12 +204,13 @@ TEST_CASE(
   CHECK(same_on_all_ranks(flat(one.net)));
   Training two;
   for (int step = 0; step < 2; ++step) {
-    if (step == 0) two.optimizer.set_weight(4);  // all the same: nothing changes
+    if (step == 0) two.optimizer.set_weight(hvd::rank() + 1);
     two.backward(step);
     two.optimizer.step();
   }
   Training three;
   for (int step = 0; step < 2; ++step) {
+    three.optimizer.set_weight(step == 0 ? hvd::rank() + 1 : 4);  // all the same: a plain average
     three.backward(step);
     three.optimizer.step();
   }
@@ -370,6 +374,59 @@ TEST_CASE(
     optimizer.step();
   }
   CHECK(same_on_all_ranks(flat(net)));
+}
+
+TEST_CASE(
+    "what happens if I set a weight in a step that a GradScaler leaves out: it ends with that "
+    "step") {
+  Training one;
+  hvd::GradScaler scaler({.init_scale = 4});
+  for (const bool bad : {true, false}) {
+    one.optimizer.zero_grad();
+    if (bad) one.optimizer.set_weight(hvd::rank() + 1);
+    const double spoil = bad && last() ? std::numeric_limits<double>::infinity() : 1;
+    scaler.scale(small_loss(one.net, hvd::rank(), 0) * spoil).backward();
+    scaler.step(one.optimizer);
+    scaler.update();
+  }
+  CHECK(difference(flat(one.net), plain_mean()) < 1e-12);
+}
+
+TEST_CASE(
+    "what happens if I add a group after set_weight(), or unfreeze a layer: its gradients have the "
+    "weight, too") {
+  const double expected = [] {  // of gradients that are the rank
+    double sum = 0, all = 0;
+    for (const int rank : everyone()) {
+      sum += rank * (rank + 1.0);
+      all += rank + 1.0;
+    }
+    return sum / all;
+  }();
+  at::Tensor first = torch::zeros({3}, torch::requires_grad()),
+             later = torch::zeros({3}, torch::requires_grad());
+  torch::optim::SGD sgd({first}, 0.1);
+  DistributedOptimizer optimizer(sgd);
+  optimizer.set_weight(hvd::rank() + 1);
+  optimizer.add_param_group(torch::optim::OptimizerParamGroup({later}));
+  ((first + later) * hvd::rank()).sum().backward();
+  optimizer.synchronize();
+  CHECK(torch::allclose(later.grad(), torch::full({3}, expected)));
+
+  Sequential net(torch::nn::Linear(1, 1), torch::nn::Linear(1, 1));
+  hvd::broadcast_parameters(net, 0);
+  for (auto& parameter : net[0]->parameters()) parameter.requires_grad_(false);
+  hvd::DistributedDataParallel ddp(net);
+  for (int step = 0; step < 4; ++step) {
+    net->zero_grad();
+    if (step == 1)
+      for (auto& parameter : net[0]->parameters()) parameter.requires_grad_(true);
+    ddp.set_weight(hvd::rank() + 1);
+    (ddp(torch::ones({1, 1})) * hvd::rank()).sum().backward();
+    if (step == 0) continue;
+    const double slope = net[1]->parameters()[0].item<double>();
+    CHECK(net[0]->parameters()[1].grad().item<double>() == doctest::Approx(slope * expected));
+  }
 }
 
 }  // namespace
