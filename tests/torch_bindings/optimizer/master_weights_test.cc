@@ -304,6 +304,40 @@ TEST_CASE("MasterWeights alone: scaler, clipping, closures, groups, schedulers")
   }
 }
 
+TEST_CASE("MasterWeights: a clipping counts for the gradient that was clipped alone") {
+  const auto master_of = [](const MasterWeights& masters) {
+    return masters.masters().empty() ? 0 : masters.masters()[0].second[0].item<double>();
+  };
+  for (const bool thrown_away : {true, false}) {
+    at::Tensor weight = torch::zeros({4}, at::TensorOptions(kBFloat16)).requires_grad_();
+    SGD sgd({weight}, SGDOptions(1));
+    MasterWeights masters(sgd);
+    DistributedOptimizer optimizer(masters);
+    weight.sum().backward();
+    hvd::clip_grad_norm_(optimizer, 0.5);
+    if (thrown_away) {
+      optimizer.zero_grad(false);
+    } else {
+      optimizer.step();
+      weight.mutable_grad().zero_();  // as zero_grad(false) of a module
+    }
+    const double before = master_of(masters);
+    (weight * 4).sum().backward();
+    hvd::clip_grad_norm_(optimizer, 4);  // a norm of 8 is halved
+    optimizer.step();
+    CHECK(master_of(masters) - before == doctest::Approx(-2).epsilon(1e-5));
+  }
+  at::Tensor weight = torch::zeros({4}, at::TensorOptions(kBFloat16)).requires_grad_();
+  SGD sgd({weight}, SGDOptions(1));
+  MasterWeights masters(sgd);
+  for (const double value : {1.0, 4.0}) {  // the second in the place of the first
+    weight.mutable_grad() = torch::full_like(weight, value);
+    hvd::clip_grad_norm_(masters, value);
+  }
+  masters.step();
+  CHECK(master_of(masters) == doctest::Approx(-2).epsilon(1e-5));
+}
+
 TEST_CASE("MasterWeights with a closure in a DistributedOptimizer") {
   for (const Way way : {Way::Whole, Way::Sharded}) {
     const auto& kind = torch_optimizers()[0];
@@ -342,6 +376,20 @@ TEST_CASE(
       CHECK(same_weights(*run.net, hand));
     }
   }
+}
+
+TEST_CASE("MasterWeights: an element that is written takes no bits from the others") {
+  at::Tensor weight = torch::ones({4}, at::TensorOptions(kBFloat16)).requires_grad_();
+  SGD sgd({weight}, SGDOptions(0x1p-12));
+  MasterWeights masters(sgd);
+  for (int step = 0; step < 3; ++step) {
+    if (step == 2) weight.detach().select(0, 1).fill_(2);
+    weight.mutable_grad() = torch::ones_like(weight);
+    masters.step();
+  }
+  const at::Tensor expected = torch::full({4}, 1 - 3 * 0x1p-12);
+  expected[1] = 2 - 0x1p-12;
+  CHECK(same(masters.masters()[0].second, expected));
 }
 
 std::string saved(Optimizer& optimizer) {

@@ -272,6 +272,27 @@ void check_object(Make make) {
   for (int r = 0; r < hvd::size(); ++r) CHECK(all[static_cast<std::size_t>(r)] == make(r));
 }
 
+TEST_CASE("broadcast_optimizer_state: a state that one rank refuses is taken by none") {
+  if (hvd::size() == 1) return;
+  using torch::optim::SGD, torch::optim::SGDOptions, torch::optim::SGDParamState;
+  struct Refusing : SGD {
+    using SGD::SGD;
+    void load(torch::serialize::InputArchive&) override { TORCH_CHECK(false, "not mine"); }
+  };
+  at::Tensor weight = torch::zeros({3}, torch::requires_grad());
+  const SGDOptions options = SGDOptions(0.1).momentum(0.9);
+  SGD plain({weight}, options);
+  Refusing refusing({weight}, options);
+  SGD& mine = last() ? refusing : plain;
+  (weight * (1.0 + hvd::rank())).sum().backward();
+  mine.step();
+  CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::broadcast_optimizer_state(mine, 0); }),
+                 "not mine"));
+  REQUIRE(mine.state().size() == 1);
+  const auto& state = static_cast<const SGDParamState&>(*mine.state().begin()->second);
+  CHECK(torch::equal(state.momentum_buffer(), torch::full({3}, 1.0 + hvd::rank())));
+}
+
 TEST_CASE("objects") {
   using Map = std::map<std::string, std::vector<int>>;
   check_object([](int r) { return r * 7; });

@@ -281,4 +281,15 @@ TEST_CASE(
   CHECK(calls == 4);
 }
 
+TEST_CASE(
+    "what happens if I raise backward_passes_per_step with Adasum: a step takes as many passes") {
+  at::Tensor weight = torch::zeros({3}, torch::requires_grad());
+  SGD sgd({weight}, SGDOptions(1));
+  DistributedOptimizer optimizer(sgd, {}, {.op = ReduceOp::Adasum});
+  optimizer.set_backward_passes_per_step(2);
+  for (int pass = 0; pass < 2; ++pass) weight.sum().backward();
+  optimizer.step();
+  CHECK(torch::allclose(weight.detach(), torch::full({3}, -2.0)));
+}
+
 }  // namespace

@@ -231,7 +231,7 @@ TEST_CASE(
     "batches, and none loses an item") {
   const auto ranks = static_cast<std::size_t>(hvd::size());
   const auto rank = static_cast<std::size_t>(hvd::rank());
-  for (const std::size_t batch : {4, 7, 64}) {
+  for (const std::size_t batch : {4, 5, 7, 64}) {
     for (const std::size_t items : {0, 1, 3, 64, 130, 200}) {
       for (const Shares shares : {Shares::Pad, Shares::DropLast, Shares::Uneven}) {
         CAPTURE(batch);

@@ -182,6 +182,56 @@ TEST_CASE(
   for (const auto& parameter : net->parameters()) CHECK(same_on_all_ranks(parameter.grad()));
 }
 
+/// Runs a pass that throws on the last rank in the middle of backward, and says what it was here.
+std::string pass_that_throws(Ddp& ddp) {
+  at::Tensor weight = ddp.module()->ptr(0)->as<Linear>()->weight;
+  const auto hook = weight.register_hook([](const at::Tensor& gradient) -> at::Tensor {
+    if (last()) throw std::runtime_error("out of memory");
+    return gradient;
+  });
+  std::string text = error_of<std::runtime_error>([&] { loss(ddp, hvd::rank(), 0).backward(); });
+  weight.remove_hook(hook);
+  return text;
+}
+
+TEST_CASE(
+    "what happens if backward throws and I call set_weight() for the next pass: it counts there") {
+  if (hvd::size() == 1) return;
+  Sequential net = model(false), alone = model(false);
+  Ddp ddp(net);
+  ddp.set_weight(hvd::rank() + 1);
+  CHECK(contains(pass_that_throws(ddp),
+                 last() ? "out of memory" : "has left a backward pass by an exception"));
+  net->zero_grad();
+  ddp.set_weight(hvd::rank() + 1);
+  loss(ddp, hvd::rank(), 1).backward();
+  at::Tensor sum = torch::zeros({}, kDouble);
+  for (const int rank : everyone()) sum = sum + loss(*alone, rank, 1) * (rank + 1);
+  (sum * 2 / (hvd::size() * (hvd::size() + 1))).backward();
+  for (std::size_t i = 0; i < net->parameters().size(); ++i)
+    CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < 1e-12);
+}
+
+TEST_CASE(
+    "what happens if the first backward pass throws on one rank, with a compression that has a "
+    "memory: one Mismatch on the others, and all go on") {
+  if (hvd::size() == 1) return;
+  for (const bool only_compressed : {false, true}) {
+    Sequential net = model(false);
+    if (only_compressed)
+      for (auto& parameter : net->named_parameters())
+        if (parameter.key().ends_with("bias")) parameter->set_requires_grad(false);
+    Ddp ddp(net, {.compression = hvd::Compression::topk(0.5)});
+    CHECK(contains(pass_that_throws(ddp), last() ? "out of memory" : "differs between ranks"));
+    for (int step = 1; step < 3; ++step) {
+      net->zero_grad();
+      loss(ddp, hvd::rank(), step).backward();
+      for (const auto& parameter : net->parameters())
+        if (parameter.requires_grad()) CHECK(same_on_all_ranks(parameter.grad()));
+    }
+  }
+}
+
 TEST_CASE("what happens if I wrap a null module: InvalidArgument") {
   CHECK_THROWS_AS(DistributedDataParallel<Throwing>(std::shared_ptr<Throwing>()),
                   hvd::InvalidArgument);
