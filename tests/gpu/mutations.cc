@@ -107,7 +107,8 @@ void add_site(const std::string& line, std::size_t scenario, std::vector<Mutatio
     if (word == "-") continue;
     const std::uintptr_t address = std::stoull(word, nullptr, 16);
     const std::string function = place_of(address - 1, false);
-    is_librarys = function.find("::record_stream(") != std::string::npos;  // by the dispatcher
+    is_librarys =
+        is_librarys || function.find("::record_stream(") != std::string::npos;  // by the dispatcher
     if (is_between(function)) continue;
     if (function.find("hvd::") == std::string::npos ||
         function.find("hvd::gpu::test") != std::string::npos)

@@ -5,103 +5,25 @@
 //   torch_omissions [PLACES]   those that have this text; says then what their processes say
 //   torch_omissions once       the cases, as the environment says
 // Returns 1 if a place is not found out.
-#include <c10/cuda/CUDAFunctions.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <cuda_runtime_api.h>
-#include <dlfcn.h>
-#include <hvd/torch.h>
-#include <torch/torch.h>
 #include <unistd.h>
 
 #include <ATen/cuda/CUDAGraph.h>
 
-#include <atomic>
-#include <cstdio>
-#include <cstdlib>
-#include <exception>
-#include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "tests/gpu/double/work.h"
 #include "tests/gpu/mutations.h"
+#include "tests/gpu/torch_omission_cases.h"
 
 namespace {
 
-using c10::cuda::CUDAStream;
+using namespace hvd::gpu::test;
 using torch::nn::Linear;
 using Wait = std::function<at::Tensor()>;
-
-int failures = 0;
-
-bool is_set(const char* name) { return std::getenv(name) != nullptr; }
-
-void expect(bool condition, const char* what) {
-  if (condition) return;
-  ++failures;
-  std::fprintf(stderr, "FAILED: %s\n", what);
-  if (is_set("HVD_TEST_GPU_OMIT")) ::_exit(1);  // found
-}
-/// The device that is current where a thread begins, on which nobody is to leave anything behind.
-int foreign() { return std::atoi(std::getenv("HVD_TEST_GPU_CURRENT")); }
-
-at::Tensor filled(double value, at::IntArrayRef sizes) {
-  return torch::full(sizes, value, at::TensorOptions(at::kFloat).device(hvd::local_device()));
-}
-bool is_all(const at::Tensor& tensor, double value) {
-  return torch::all(tensor.cpu() == value).item<bool>();
-}
-void synchronize() {
-  for (int device = 0; device < torch::cuda::device_count(); ++device)
-    if (c10::cuda::hasPrimaryContext(static_cast<c10::DeviceIndex>(device)))
-      torch::cuda::synchronize(device);
-}
-CUDAStream new_stream() { return c10::cuda::getStreamFromPool(false, hvd::local_device().index()); }
-
-/// Holds a stream up until it is opened.
-class Gate {
- public:
-  explicit Gate(const CUDAStream& stream) {
-    using namespace hvd::gpu::test::cuda;
-    static auto* const enqueue =
-        reinterpret_cast<Enqueue*>(dlsym(RTLD_DEFAULT, "hvd_double_enqueue"));
-    const c10::cuda::CUDAGuard guard(stream.device());
-    expect(enqueue(stream.stream(),
-                   {{.name = "a gate"}, [open = open_] { return open->load(); }}) == cudaSuccess,
-           "a gate on a stream");
-  }
-  void open() { *open_ = true; }
-
- private:
-  std::shared_ptr<std::atomic<bool>> open_ = std::make_shared<std::atomic<bool>>(false);
-};
-
-/// hvd is called with a device current that is not its own: that of this thread, or of a fresh one
-/// that has not touched any.
-void call(const CUDAStream& stream, const std::function<void()>& body) {
-  const auto here = [&] {
-    c10::cuda::setCurrentCUDAStream(stream);
-    const auto before = c10::cuda::current_device();
-    body();
-    expect(c10::cuda::current_device() == before, "the caller's device to be current again");
-  };
-  if (is_set("USERS_DEVICE")) return here();
-  std::exception_ptr error;
-  std::thread([&] {
-    try {
-      here();
-    } catch (...) {
-      error = std::current_exception();
-    }
-  }).join();
-  if (error) std::rethrow_exception(error);
-}
 
 /// What `submit` gives is used on another stream, and its memory again on the first.
 void use(const std::function<Wait(at::Tensor& input)>& submit, bool same_stream) {
@@ -112,7 +34,7 @@ void use(const std::function<Wait(at::Tensor& input)>& submit, bool same_stream)
   input.fill_(1);
   call(first, [&] { wait = submit(input); });
   input.reset();
-  call(later, [&] { result = wait(); });
+  call(later, [&] { result = handed(wait()); });
   c10::cuda::setCurrentCUDAStream(later);
   const at::Tensor copy = result.clone();
   call(later, [&] { result.reset(), wait = nullptr; });
@@ -173,59 +95,27 @@ void run_late_results(bool captures) {
     if (captures) x.mul_(3), graph.capture_end();
   }
   c10::cuda::setCurrentCUDAStream(later);
-  const at::Tensor all = rows.wait();
+  const at::Tensor all = handed(rows.wait());
   const at::Tensor copy = all.clone();
   synchronize();
   expect(is_all(copy, 1), "a result that is made late");
 }
 
-/// The last to hold an operation, and its event, is a thread that does nothing else.
+/// The first of all. The last to hold an operation, and its event, is a thread that does nothing
+/// else.
 void run_last_handle() {
   const at::Tensor tensor = filled(1, {64});
   synchronize();
-  const hvd::Buffer buffer{tensor.data_ptr(),
-                           hvd::DataType::Float32,
-                           {64},
-                           {hvd::DeviceKind::Cuda, hvd::local_device().index()}};
-  auto last = std::make_optional(
-      hvd::allreduce_async(buffer, buffer, {.name = "last", .op = hvd::ReduceOp::Average}));
-  last->wait();
+  std::optional<decltype(plainly_reduced(tensor, ""))> last;
+  call(new_stream(), [&] {
+    last = plainly_reduced(tensor, "last");
+    last->wait();
+  });
   synchronize();
   hvd::barrier();
   ::usleep(5000);  // hvd lets go of it
   call(new_stream(), [&] { last.reset(); });
-  expect(is_all(tensor, 1), "what is reduced in place");
-}
-
-/// A rank dies while another's stream is held up: nobody else gets the memory of what that has
-/// submitted.
-void run_death() {
-  const CUDAStream stream = new_stream();
-  c10::cuda::setCurrentCUDAStream(stream);
-  auto mine = std::make_optional(filled(1, {1 << 20}));
-  hvd::allreduce(*mine, {.name = "both are there"});
-  synchronize();
-  Gate gate(stream);
-  auto handle = std::make_optional(hvd::allreduce_async_(*mine, {.name = "one dies"}));
-  while (!handle->done()) ::usleep(100);
-  hvd::barrier();
-  if (hvd::rank() == 1) ::_exit(0);
-  bool told = false;
-  try {
-    for (;;) hvd::barrier();
-  } catch (const hvd::RankFailed&) {
-    told = true;
-  }
-  expect(told, "the death of a rank to be told");
-  handle.reset();
-  mine.reset();
-  std::vector<at::Tensor> others;
-  for (int i = 0; i < 4; ++i) others.push_back(filled(2, {1 << 20}));
-  gate.open();
-  // and not for hvd's stream, which waits for the dead one where they share a GPU
-  stream.synchronize();
-  ::usleep(200'000);
-  for (const at::Tensor& tensor : others) expect(is_all(tensor, 2), "memory that was free");
+  expect(is_all(handed(tensor), 1), "what is reduced in place");
 }
 
 /// Gradients come on two streams, and are used on the one that is current at the step. The third
@@ -342,10 +232,41 @@ void run_late_parameters() {
   call(new_stream(), [&] { optimizer.reset(); });
 }
 
-/// All of it.
+/// "next" stands for the GPU behind a rank's own, which it is not to touch.
+void name_foreign_device() {
+  if (std::string_view(std::getenv("HVD_TEST_GPU_CURRENT")) != "next") return;
+  const int gpus = std::atoi(std::getenv("HVD_TEST_GPUS")), rank = std::atoi(std::getenv("RANK"));
+  const std::string next = std::to_string((rank % gpus + 1) % gpus);
+  ::setenv("HVD_TEST_GPU_CURRENT", next.c_str(), 1);
+  ::setenv("HVD_TEST_GPU_UNTOUCHED", next.c_str(), 1);
+}
+
+/// All that there is for the environment.
+void run_them() {
+  if (is_set("A_RANK_DIES")) return is_staged() ? run_death_on_the_way_back() : run_death();
+  if (is_set("A_RANK_DIES_EARLY")) return run_death_on_the_way_there();
+  if (is_set("A_SET_SHARES")) return run_set_that_shares();
+  if (is_set("HVD_TEST_GPU_MIB")) return run_full_pool();
+  if (is_set("HVD_NUM_NCCL_STREAMS")) return run_streams();
+  run_last_handle();
+  run_collectives();
+  run_late_results(false);
+  run_late_results(true);
+  if (is_staged()) return;  // no stream of LibTorch's waits for what an optimizer gets
+  run_growth();
+  run_full_gpu();
+  run_optimizer();
+  run_gradients_by_hand();
+  run_prefetch();
+  run_late_parameters();
+  run_replica_guard();
+  if (is_set("USERS_DEVICE")) run_data_parallel();
+}
+
 bool run_cases() {
   try {
     ::alarm(is_set("A_RANK_DIES") ? 30 : 60);
+    name_foreign_device();
     torch::set_num_threads(1);
     hvd::init();
     if (is_set("USERS_DEVICE")) {
@@ -353,20 +274,8 @@ bool run_cases() {
       torch::ones({1}, at::Device(at::kCUDA, device));
       c10::cuda::set_device(device);
     }
-    if (is_set("A_RANK_DIES")) {
-      run_death();
-    } else {
-      run_collectives();
-      run_last_handle();
-      run_late_results(false);
-      run_late_results(true);
-      run_optimizer();
-      run_prefetch();
-      run_late_parameters();
-      run_replica_guard();
-      if (is_set("USERS_DEVICE")) run_data_parallel();
-    }
-    call(new_stream(), hvd::shutdown);
+    run_them();
+    if (!is_set("A_RANK_DIES_EARLY")) call(new_stream(), hvd::shutdown);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "FAILED: %s\n", error.what());
     return false;
@@ -379,7 +288,6 @@ bool run_cases() {
 int main(int arguments, char** values) {
   const std::string choice = arguments > 1 ? values[1] : "";
   if (choice == "once") return run_cases() ? 0 : 1;
-  using hvd::gpu::test::Scenario;
   const auto scenario = [](const char* name, int ranks, const char* backend, const char* gpus,
                            const char* current, const char* extra) {
     Scenario made{name, ranks, {}};
@@ -387,7 +295,11 @@ int main(int arguments, char** values) {
         {"HVD_GPU_BACKEND", backend}, {"HVD_TEST_GPUS", gpus}, {"HVD_TEST_GPU_CURRENT", current}};
     if (std::string_view(extra) != "USERS_DEVICE" && std::string_view(current) != "0")
       made.environment["HVD_TEST_GPU_UNTOUCHED"] = current;
-    if (std::string_view(extra) != "") made.environment[extra] = "1";
+    const std::string text = extra;
+    const std::size_t name_ends = std::min(text.find('='), text.size());
+    if (!text.empty())
+      made.environment[text.substr(0, name_ends)] =
+          name_ends == text.size() ? "1" : text.substr(name_ends + 1);
     return made;
   };
   const std::vector<Scenario> scenarios{
@@ -396,7 +308,13 @@ int main(int arguments, char** values) {
       scenario("a shared GPU, 2 ranks", 2, "shared", "1", "0", ""),
       scenario("a shared GPU, 1 rank", 1, "shared", "2", "1", ""),
       scenario("a shared GPU, the user's device", 1, "shared", "2", "1", "USERS_DEVICE"),
+      scenario("NCCL, two streams", 2, "nccl", "3", "2", "HVD_NUM_NCCL_STREAMS=2"),
+      scenario("a set that shares a GPU", 3, "shared", "2", "next", "A_SET_SHARES"),
+      scenario("a shared GPU that is full", 1, "shared", "2", "1", "HVD_TEST_GPU_MIB=64"),
+      scenario("staged, 2 ranks", 2, "staged", "3", "2", ""),
       scenario("NCCL, a rank that dies", 2, "nccl", "3", "2", "A_RANK_DIES"),
-      scenario("a shared GPU, a rank that dies", 2, "shared", "1", "0", "A_RANK_DIES")};
-  return hvd::gpu::test::finds_mutations(scenarios, run_cases, choice) ? 0 : 1;
+      scenario("a shared GPU, a rank that dies", 2, "shared", "1", "0", "A_RANK_DIES"),
+      scenario("staged, a rank that dies", 2, "staged", "3", "2", "A_RANK_DIES"),
+      scenario("staged, a rank that dies early", 2, "staged", "3", "2", "A_RANK_DIES_EARLY")};
+  return finds_mutations(scenarios, run_cases, choice) ? 0 : 1;
 }

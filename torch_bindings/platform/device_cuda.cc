@@ -108,7 +108,7 @@ class CudaPoint final : public StreamPoint {
   [[nodiscard]] at::Tensor allocate_on_host(at::IntArrayRef sizes,
                                             const at::TensorOptions& options) override {
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
-    const c10::cuda::CUDAGuard guard(stream_.device());
+    // LibTorch takes pinned memory where a device is in use, whichever is current
     return at::empty(sizes, options.device(at::kCPU).pinned_memory(true));
   }
 

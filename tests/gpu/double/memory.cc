@@ -138,8 +138,8 @@ HVD_EXPORTED cudaError_t cudaFree(void* memory) {
 HVD_EXPORTED cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   const Lock lock;
   if (const cudaError_t error = enter(); error != cudaSuccess) return error;
-  *total = kDeviceBytes;
-  *free = kDeviceBytes - world().devices[current_device()].used;
+  *total = device_bytes();
+  *free = device_bytes() - world().devices[current_device()].used;
   return cudaSuccess;
 }
 /// Host memory: both sides reach it.

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <set>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -35,6 +37,17 @@ struct OpenGroup {
 OpenGroup& open_group() {
   static thread_local OpenGroup own;
   return own;
+}
+
+/// Stands for what the kernels of this process's communicators hold of a GPU until all ranks are
+/// there: where those of two may be at work at once, each rank may let another one in first, and
+/// all wait (NCCL's guide, "Using multiple NCCL communicators concurrently"). A kernel writes it.
+MemoryRange turn_of(int device) {
+  static std::map<int, void*> turns;
+  void*& turn = turns[device];
+  if (turn == nullptr)
+    turn = take(device, 1, "the turn of NCCL's kernels of process " + std::to_string(process()));
+  return {turn, 1};
 }
 
 /// Whether the call may be made; complains of one that may not now.
@@ -134,6 +147,7 @@ HVD_EXPORTED ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, nc
         .put =
             [](const HostComm& /*comm*/, void* on, StreamOperation operation) {
               auto& stream = *static_cast<CUstream_st*>(on);
+              operation.use.writes.push_back(turn_of(stream.device));
               check_access(stream, operation.use);
               enqueue(stream, std::move(operation));
             },

@@ -130,6 +130,12 @@ int device_count() {
   return count;
 }
 
+std::size_t device_bytes() {
+  constexpr int kMebibytes = kDeviceBytes >> 20;
+  static const int given = std::clamp(number_in("HVD_TEST_GPU_MIB", kMebibytes), 0, kMebibytes);
+  return static_cast<std::size_t>(given) << 20;
+}
+
 int process() {
   static const int rank = number_in("OMPI_COMM_WORLD_RANK", number_in("RANK", 0));
   return rank;
@@ -159,7 +165,7 @@ void* take(int device, std::size_t bytes, const std::string& what) {
   World::Device& on = world().devices[device];
   const std::size_t whole = (std::max<std::size_t>(bytes, 1) + kGranule - 1) / kGranule * kGranule;
   const std::uintptr_t begin = kDevices + static_cast<std::uintptr_t>(device) * kDeviceStride;
-  if (whole > kDeviceBytes - on.used) return nullptr;
+  if (on.used + whole > device_bytes()) return nullptr;
   // What was freed last is used again last.
   const auto fits = [&](std::uintptr_t at) {
     const auto next = on.pieces.lower_bound(at);

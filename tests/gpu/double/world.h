@@ -71,6 +71,8 @@ bool give(void* memory, const std::string& call);
 /// The piece that has the byte, or null.
 World::Piece* piece_at(const void* memory, std::uintptr_t* begin = nullptr);
 inline constexpr std::size_t kDeviceBytes = std::size_t{4} << 30;
+/// Of which it gives away so many (HVD_TEST_GPU_MIB: fewer).
+std::size_t device_bytes();
 /// Managed memory of a process, which all ranks' devices reach.
 inline constexpr std::uintptr_t kManaged = 0x250000000000;
 inline constexpr std::size_t kManagedBytes = std::size_t{8} << 30;
