@@ -56,6 +56,9 @@ foreach(floor IN ITEMS hvd ops torch_bindings)
         set(bare "$^")
       endif()
     endif()
+    if(file STREQUAL "hvd/spawn.cc")   # its child, where there is no program to run
+      string(REGEX REPLACE "::_exit\\(127\\)" "" text "${text}")
+    endif()
     if(text MATCHES "([^A-Za-z0-9_.>:]|[^A-Za-z0-9_]std::|[^A-Za-z0-9_>]::)(exit|_exit|_Exit|quick_exit|terminate)[ ]*\\("
        OR text MATCHES "(${bare}|[^A-Za-z0-9_]std::|[^A-Za-z0-9_>]::)(abort)[ ]*\\(")
       report("${file}" "calls ${CMAKE_MATCH_2}(); a library leaves that to the program")
