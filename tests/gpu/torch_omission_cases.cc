@@ -3,6 +3,8 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <unistd.h>
 
+#include <ATen/cuda/CUDAEvent.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
@@ -212,6 +214,50 @@ void run_growth() {
   for (const auto& handle : handles)
     for (const at::Tensor& tensor : handle.wait())
       expect(is_all(tensor, 1), "what is packed into a buffer that grows");
+}
+
+/// The bucket lacks the gradient of a layer that is not used, and leaves in the step.
+void run_gradients_on_two_streams(bool fp16) {
+  const CUDAStream first = new_stream(), other = new_stream();
+  torch::manual_seed(2);
+  constexpr int kIn = 512,
+                kOut = 1024;  // so large that what is freed is not a part of other blocks
+  Linear left(kIn, kOut), right(kIn, kOut), unused(16, 16);
+  torch::nn::Sequential net(left, right, unused);
+  net->to(hvd::local_device());
+  torch::optim::SGD plain(net->parameters(), torch::optim::SGDOptions(0.1));
+  hvd::DistributedOptimizerOptions options;
+  if (fp16) options.compression = hvd::Compression::fp16();
+  hvd::DistributedOptimizer optimizer(plain, net->named_parameters(), options);
+  const at::Tensor x = filled(1, {4, kIn});
+  synchronize();
+  for (int step = 0; step < 3; ++step) {
+    at::cuda::CUDAEvent before, after;
+    c10::cuda::setCurrentCUDAStream(first);
+    before.record(first);
+    before.block(other);
+    c10::cuda::setCurrentCUDAStream(other);
+    const at::Tensor there = right->forward(x);
+    after.record(other);
+    after.block(first);
+    c10::cuda::setCurrentCUDAStream(first);
+    at::Tensor sum = left->forward(x) + there.mean();
+    if (step == 1) sum = sum + unused->forward(filled(1, {4, 16})).mean();
+    sum.sum().backward();
+    call(first, [&] { optimizer.synchronize(); });
+    if (step == 0) right->weight.mutable_grad().reset();  // which nobody else has used on `first`
+    std::vector<at::Tensor> taken;                        // gradients' memory, if it is free
+    for (const CUDAStream& stream : {other, first}) {
+      c10::cuda::setCurrentCUDAStream(stream);
+      for (int i = 0; i < 8; ++i) taken.push_back(filled(-1, {kOut, kIn}));
+    }
+    c10::cuda::setCurrentCUDAStream(first);
+    const at::Tensor used = left->weight.grad().clone();
+    if (step > 0) optimizer.step();
+    synchronize();
+    expect(is_all(used, 4), "gradients that two streams have written");
+    optimizer.zero_grad();
+  }
 }
 
 void run_gradients_by_hand() {

@@ -129,6 +129,8 @@ void run_set_that_shares();
 void run_streams();
 /// Batches outgrow their buffer.
 void run_growth();
+/// Gradients of a bucket are written on two streams, and travel as they are or as fp16.
+void run_gradients_on_two_streams(bool fp16);
 /// Gradients are there without a backward pass.
 void run_gradients_by_hand();
 

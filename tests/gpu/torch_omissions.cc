@@ -256,6 +256,8 @@ void run_them() {
   run_growth();
   run_full_gpu();
   run_optimizer();
+  run_gradients_on_two_streams(false);
+  run_gradients_on_two_streams(true);
   run_gradients_by_hand();
   run_prefetch();
   run_late_parameters();

@@ -214,8 +214,11 @@ void BucketMemory::give_back(const std::vector<std::size_t>& members) {
       continue;
     }
     if (gradient.defined() && gradient.is_alias_of(cell.wire)) continue;
-    if (!gradient.defined())
+    if (gradient.defined()) {
+      detail::keep_for_current_stream(gradient);  // backward may have made it on another one
+    } else {
       gradient = at::empty_like(cell.wire, cell.wire.options().dtype(cell.type));
+    }
     from.push_back(cell.wire);
     to.push_back(gradient);
   }
