@@ -8,6 +8,7 @@
 #define HVD_DEVICE __device__ __forceinline__
 #define HVD_UNROLL _Pragma("unroll")
 #include "ops/gpu/kernels/batched_copy_kernel.h"
+#include "ops/gpu/kernels/launch.h"
 #include "ops/gpu/kernels/poison_kernel.h"
 
 namespace hvd::gpu {
@@ -26,19 +27,6 @@ __global__ void __launch_bounds__(poison::kThreads)
   if (__syncthreads_or(threadIdx.x == 0 && *mark != 0) == 0) return;
   poison::fill(table, std::size_t{blockIdx.x} * blockDim.x + threadIdx.x,
                std::size_t{gridDim.x} * blockDim.x);
-}
-
-template <class Kernel, class... Parameters>
-CudaCode launch(Kernel* kernel, std::uint32_t blocks, int threads, CudaStream* stream,
-                const Parameters&... parameters) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = reinterpret_cast<cudaStream_t>(stream);
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, parameters...);
-  // it is returned, and not left for the user's next check
-  if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
-  return static_cast<CudaCode>(error);
 }
 
 struct OnStream {

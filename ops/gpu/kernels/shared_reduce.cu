@@ -8,6 +8,7 @@
 #define HVD_DEVICE __device__ __forceinline__
 #define HVD_UNROLL _Pragma("unroll")
 #define HVD_ROLL _Pragma("unroll 1")
+#include "ops/gpu/kernels/launch.h"
 #include "ops/gpu/kernels/shared_reduce_kernel.h"
 
 namespace hvd::gpu {
@@ -21,26 +22,19 @@ __global__ void __launch_bounds__(reduction::kThreads)
 }
 
 struct OnStream {
-  cudaStream_t stream;
+  CudaStream* stream;
 
   template <class T, class Fold>
   CudaCode launch(const reduction::Table& table, const Fold& fold, std::uint32_t chunks) const {
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(chunks);
-    config.blockDim = dim3(reduction::kThreads);
-    config.stream = stream;
-    const cudaError_t error =
-        cudaLaunchKernelEx(&config, shared_reduce_kernel<T, Fold>, table, fold);
-    // it is returned, and not left for the user's next check
-    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
-    return static_cast<CudaCode>(error);
+    return gpu::launch(shared_reduce_kernel<T, Fold>, chunks, reduction::kThreads, stream, table,
+                       fold);
   }
 };
 
 }  // namespace
 
 CudaCode launch_shared_reduce(const ReduceJob& job, CudaStream* stream) {
-  return reduction::reduce_job(job, OnStream{reinterpret_cast<cudaStream_t>(stream)});
+  return reduction::reduce_job(job, OnStream{stream});
 }
 
 }  // namespace hvd::gpu
