@@ -204,16 +204,14 @@ std::vector<Mutation> mutations_of(const std::vector<Scenario>& scenarios,
   return all;
 }
 
-/// Returns whether no case is known that shows what the place is there for. Backward has ordered
-/// the streams that a bucket's gradients come from where one of the cases submits it; and what
-/// follows an allreduce on another communicator is ordered behind its last recording.
-bool is_open(const Mutation& mutation) {
-  const auto in = [&](const char* kind, std::string_view function) {
-    return mutation.kind == kind && mutation.place.starts_with(function);
-  };
-  return in("record", "hvd::detail::StreamSet::join(") ||
-         in("wait", "hvd::detail::StreamSet::join(") ||
-         in("record", "hvd::gpu::enqueue_allreduce(");
+/// Returns the places of which no case is known that shows what they are for, one of each function
+/// and kind. Backward has ordered the streams that a bucket's gradients come from where one of the
+/// cases submits it; and what follows an allreduce on another communicator is ordered behind its
+/// last recording.
+std::set<std::pair<std::string, std::string>> open_places() {
+  return {{"record", "hvd::detail::StreamSet::join("},
+          {"wait", "hvd::detail::StreamSet::join("},
+          {"record", "hvd::gpu::enqueue_allreduce("}};
 }
 
 /// Tries them, several at a time.
@@ -265,11 +263,13 @@ bool finds_mutations(const std::vector<Scenario>& scenarios, const std::function
   try_out(all, scenarios, cases);
   std::map<std::string, std::pair<int, int>> counts;  // found, of all
   bool well = true;
+  auto known = open_places();
   for (const Mutation& mutation : all) {
     auto& [found, places] = counts[mutation.kind];
     ++places;
     found += mutation.found.empty() ? 0 : 1;
-    const bool open = mutation.found.empty() && is_open(mutation);
+    const std::string function = mutation.place.substr(0, mutation.place.find('(') + 1);
+    const bool open = mutation.found.empty() && known.erase({mutation.kind, function}) > 0;
     well = well && (open || !mutation.found.empty());
     std::printf("%s in %s: %s\n", mutation.kind.c_str(), mutation.place.c_str(),
                 mutation.found.empty()
