@@ -20,7 +20,7 @@ void Meetings::hear(int from, std::uint64_t meetings) {
   heard = std::max(heard, meetings);
 }
 
-std::vector<int> Meetings::missing(std::uint64_t meeting, bool& is_hopeless) const {
+std::vector<int> Meetings::missing(std::uint64_t meeting, bool& is_hopeless) {
   std::vector<int> missing;
   for (int rank = 0; rank < parts_.topology.size; ++rank) {
     const std::uint64_t came = links_.is_elsewhere(rank)
@@ -28,8 +28,14 @@ std::vector<int> Meetings::missing(std::uint64_t meeting, bool& is_hopeless) con
                                    : parts_.board->rings().meetings(links_.index_of(rank));
     if (came < meeting) missing.push_back(rank);
   }
-  is_hopeless = std::ranges::all_of(
-      missing, [&](int rank) HVD_NO_THREAD_SAFETY_ANALYSIS { return departures_.has_left(rank); });
+  is_hopeless = true;
+  for (const int rank : missing) {
+    // What it sent before it left may still be under way.
+    const bool is_elsewhere = links_.is_elsewhere(rank);
+    if (is_elsewhere) departures_.ask(rank);
+    is_hopeless =
+        is_hopeless && (is_elsewhere ? departures_.is_hopeless(rank) : departures_.has_left(rank));
+  }
   return missing;
 }
 

@@ -17,7 +17,7 @@ namespace hvd {
 class Meetings {
  public:
   Meetings(const EngineParts& parts, PeerLinks& links, PeerAttention& attention,
-           const PeerDepartures& departures)
+           PeerDepartures& departures)
       : parts_(parts),
         links_(links),
         attention_(attention),
@@ -30,15 +30,16 @@ class Meetings {
   /// A rank of another domain has come to so many.
   void hear(int from, std::uint64_t meetings) HVD_REQUIRES(engine_mutex);
   void stop_waiting() HVD_REQUIRES(engine_mutex) { attention_.ignore_elsewhere(); }
-  /// Returns the ranks missing at that meeting, ascending. `is_hopeless`: they have all left.
-  [[nodiscard]] std::vector<int> missing(std::uint64_t meeting, bool& is_hopeless) const
+  /// Returns the ranks missing at that meeting, ascending. `is_hopeless`: they have all left, and
+  /// left behind all that they have sent.
+  [[nodiscard]] std::vector<int> missing(std::uint64_t meeting, bool& is_hopeless)
       HVD_REQUIRES(engine_mutex);
 
  private:
   const EngineParts& parts_;
   PeerLinks& links_;
   PeerAttention& attention_;
-  const PeerDepartures& departures_;
+  PeerDepartures& departures_;
   std::vector<std::uint64_t> heard_ HVD_GUARDED_BY(engine_mutex);  ///< by rank
   std::uint64_t come_ HVD_GUARDED_BY(engine_mutex) = 0;
 };

@@ -24,16 +24,17 @@ bool PeerDepartures::note(int rank) {
 void PeerDepartures::ask_for(const PeerInbox& inbox) {
   if (left_ == 0 || inbox.posted().empty()) return;
   for (int rank = 0; rank < parts_.topology.size; ++rank) {
-    Peer& peer = peers_[static_cast<std::size_t>(rank)];
-    if (!peer.left || peer.asked) continue;
     const bool is_awaited = std::ranges::any_of(inbox.posted(), [&](const auto& one) {
       const int awaited = one.second.call.peer;
       return awaited == kAnyPeer || awaited == rank;
     });
-    if (!is_awaited) continue;
-    peer.asked = true;
-    say(rank, PeerFrameKind::AskLeft);
+    if (is_awaited) ask(rank);
   }
+}
+
+void PeerDepartures::ask(int rank) {
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  if (peer.left && !std::exchange(peer.asked, true)) say(rank, PeerFrameKind::AskLeft);
 }
 
 bool PeerDepartures::hear(int rank) {

@@ -23,6 +23,8 @@ class PeerDepartures {
   [[nodiscard]] bool has_left(int rank) const HVD_REQUIRES(engine_mutex) { return peer(rank).left; }
   /// Asks those that have left, and that one of the recvs waits for.
   void ask_for(const PeerInbox& inbox) HVD_REQUIRES(engine_mutex);
+  /// Asks this one, if it has left and was not asked.
+  void ask(int rank) HVD_REQUIRES(engine_mutex);
   /// The rank has said that it has left behind all that it has sent. Returns whether that is new.
   bool hear(int rank) HVD_REQUIRES(engine_mutex);
   /// Returns whether no message of that rank, or of any, can come any more.
