@@ -81,12 +81,10 @@ bool is_between(const std::string& function) {
 }
 
 /// The first for all; the others for what it does not find. What a case shows depends on when hvd's
-/// own threads come, and on a busy machine they come late: whoever is found out once is, and
-/// nobody is in vain. So there are many tries, and few for the places that are known to be open.
+/// own threads come, and on a busy machine they come late; and once found is found.
 constexpr std::array<const char*, 9> kSchedules{"late:1",   "random:1",  "starved:1",
                                                 "late:2",   "random:2",  "starved:2",
                                                 "random:3", "starved:3", "random:4"};
-constexpr std::size_t kSchedulesOfOpen = 3;  ///< each, where one of a function's is known
 
 struct Mutation {
   std::string kind, place;
@@ -187,21 +185,6 @@ std::string reason_in(const std::string& said) {
   return last;
 }
 
-/// Returns the places of which no case is known that shows what they are for, one of each function
-/// and kind. Backward has ordered the streams that a bucket's gradients come from where one of the
-/// cases submits it; and what follows an allreduce on another communicator is ordered behind its
-/// last recording.
-std::set<std::pair<std::string, std::string>> open_places() {
-  return {{"record", "hvd::detail::StreamSet::join("},
-          {"wait", "hvd::detail::StreamSet::join("},
-          {"record", "hvd::gpu::enqueue_allreduce("}};
-}
-
-/// Returns its kind, and "hvd::detail::StreamSet::join(".
-std::pair<std::string, std::string> function_of(const Mutation& mutation) {
-  return {mutation.kind, mutation.place.substr(0, mutation.place.find('(') + 1)};
-}
-
 std::vector<Mutation> mutations_of(const std::vector<Scenario>& scenarios,
                                    const std::function<bool()>& cases) {
   std::vector<Mutation> all;
@@ -229,19 +212,10 @@ void try_out(std::vector<Mutation>& all, const std::vector<Scenario>& scenarios,
              const std::function<bool()>& cases) {
   constexpr std::size_t kAtOnce = 3;
   std::map<pid_t, std::pair<Job, Mutation*>> running;
-  const auto known = open_places();
-  const auto schedules_of = [&](const Mutation& mutation) {
-    const auto is_like_it = [&](const Mutation& other) {
-      return other.found.empty() && function_of(other) == function_of(mutation);
-    };
-    const bool is_the_open = known.contains(function_of(mutation)) &&
-                             std::count_if(all.begin(), all.end(), is_like_it) == 1;
-    return is_the_open ? kSchedulesOfOpen : kSchedules.size();
-  };
   const auto next = [&] {
-    return std::find_if(all.begin(), all.end(), [&](const Mutation& mutation) {
+    return std::find_if(all.begin(), all.end(), [](const Mutation& mutation) {
       return mutation.found.empty() && !mutation.running &&
-             mutation.tries < mutation.scenarios.size() * schedules_of(mutation);
+             mutation.tries < mutation.scenarios.size() * kSchedules.size();
     });
   };
   for (;;) {
@@ -282,17 +256,15 @@ bool finds_mutations(const std::vector<Scenario>& scenarios, const std::function
   try_out(all, scenarios, cases);
   std::map<std::string, std::pair<int, int>> counts;  // found, of all
   std::string unknown;
-  auto known = open_places();
   for (const Mutation& mutation : all) {
     auto& [found, places] = counts[mutation.kind];
     ++places;
     found += mutation.found.empty() ? 0 : 1;
-    const bool open = mutation.found.empty() && known.erase(function_of(mutation)) > 0;
-    if (!open && mutation.found.empty())
+    if (mutation.found.empty())
       unknown += "NOT FOUND: " + mutation.kind + " in " + mutation.place + "\n";
     std::printf("%s in %s: %s\n", mutation.kind.c_str(), mutation.place.c_str(),
                 mutation.found.empty()
-                    ? (open ? "not found, which is known" : "NOT FOUND")
+                    ? "NOT FOUND"
                     : ("found by " + mutation.found + ": " + reason_in(mutation.said)).c_str());
     if (!only.empty()) std::printf("%s\n", mutation.said.c_str());
   }

@@ -190,6 +190,22 @@ void run_streams() {
   });
   synchronize();
   for (const at::Tensor& tensor : got) expect(is_all(tensor, 1), "what several streams reduce");
+  // as many as may be in flight, one after the other, while the stream that they come from is held
+  // up: one or two tensors are reduced, and then rows are gathered on another stream of hvd's
+  for (const std::size_t tensors : {1, 2}) {
+    std::vector<at::Tensor> held;
+    for (std::size_t i = 0; i < tensors; ++i) held.push_back(filled(1, {1 << 10}));
+    synchronize();
+    Gate gate(stream);
+    const auto sums = hvd::grouped_allreduce_async_(held);
+    while (!sums.done()) ::usleep(100);
+    const auto rows = hvd::allgather_async(given.front());
+    while (!rows.done()) ::usleep(100);
+    gate.open();
+    sums.wait(), rows.wait();
+    synchronize();
+    for (const at::Tensor& tensor : held) expect(is_all(tensor, 1), "what is held up");
+  }
 }
 
 /// The buffer that has become too small goes when the stream has passed it: what another set packs
@@ -256,6 +272,36 @@ void run_gradients_on_two_streams(bool fp16) {
     if (step > 0) optimizer.step();
     synchronize();
     expect(is_all(used, 4), "gradients that two streams have written");
+    optimizer.zero_grad();
+  }
+}
+
+/// The hooks of one bucket's gradients run on the streams on which their accumulators were made.
+void run_accumulators_on_two_streams() {
+  const CUDAStream first = new_stream(), other = new_stream();
+  Linear left(16, 16), right(16, 16);
+  torch::nn::Sequential net(left, right);
+  net->to(hvd::local_device());
+  const at::Tensor x = filled(1, {4, 16});
+  synchronize();
+  c10::cuda::setCurrentCUDAStream(other);
+  at::Tensor earlier = right->forward(x);
+  c10::cuda::setCurrentCUDAStream(first);
+  torch::optim::SGD plain(net->parameters(), torch::optim::SGDOptions(0.1));
+  hvd::DistributedOptimizer optimizer(plain, net->named_parameters());
+  synchronize();
+  earlier.reset();
+  for (int step = 0; step < 3; ++step) {
+    c10::cuda::setCurrentCUDAStream(other);
+    at::Tensor sum = right->forward(x).mean();
+    at::cuda::CUDAEvent after;
+    after.record(other);
+    after.block(first);
+    c10::cuda::setCurrentCUDAStream(first);
+    sum = sum + left->forward(x).mean();
+    sum.backward();
+    optimizer.step();
+    synchronize();
     optimizer.zero_grad();
   }
 }

@@ -131,6 +131,8 @@ void run_streams();
 void run_growth();
 /// Gradients of a bucket are written on two streams, and travel as they are or as fp16.
 void run_gradients_on_two_streams(bool fp16);
+/// Gradients of a bucket are accumulated on two streams.
+void run_accumulators_on_two_streams();
 /// Gradients are there without a backward pass.
 void run_gradients_by_hand();
 

@@ -258,6 +258,7 @@ void run_them() {
   run_optimizer();
   run_gradients_on_two_streams(false);
   run_gradients_on_two_streams(true);
+  run_accumulators_on_two_streams();
   run_gradients_by_hand();
   run_prefetch();
   run_late_parameters();
