@@ -156,6 +156,9 @@ class Engine : private EngineEvents {
     return health_.next_deadline();
   }
   [[nodiscard]] bool polls(const Turn& turn) const override;
+  [[nodiscard]] bool waits_for_device(const Turn& turn) const override {
+    return runner_.waits_for_device(turn);
+  }
   [[nodiscard]] bool has_results(const Turn& turn) override;
   [[nodiscard]] bool has_more(const Turn& turn) override;
   [[nodiscard]] bool expects_messages(const Turn& turn) override;

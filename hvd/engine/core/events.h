@@ -25,6 +25,8 @@ class EngineEvents : public OutcomeListener {
   [[nodiscard]] virtual Clock::time_point time_of_trouble() const = 0;
   /// Returns whether what is under way has to be polled: no doorbell tells of it.
   [[nodiscard]] virtual bool polls(const Turn& turn) const = 0;
+  /// Returns whether work is held up until a device ends some that it has.
+  [[nodiscard]] virtual bool waits_for_device(const Turn& turn) const = 0;
   /// Returns whether other ranks have left results for this one, or rounds to be ended, which no
   /// doorbell tells of.
   [[nodiscard]] virtual bool has_results(const Turn& turn) = 0;

@@ -88,6 +88,12 @@ bool BatchRunner::polls(const Turn& /*turn*/) const {
   });
 }
 
+bool BatchRunner::waits_for_device(const Turn& /*turn*/) const {
+  return std::any_of(running_.begin(), running_.end(), [](const Running& running) {
+    return running.handed_over && !running.retired && !running.backend->notifies();
+  });
+}
+
 BatchMember BatchRunner::make_member(const Prepared& prepared, std::size_t index) const {
   const Entry& entry = *prepared.entries[index];
   const std::uint32_t place = prepared.cut.plan.tensors[index].index;

@@ -17,6 +17,8 @@ constexpr auto kGatherTime = 50us;
 constexpr int kMostGatherTimes = 4;
 /// The wait before it tries once more where another thread has the turn.
 constexpr auto kGatherAgain = 10ms;
+/// A GPU waits so long, at most, for its next batch where it has ended all that it had.
+constexpr auto kDevicePause = 100us;
 
 }  // namespace
 
@@ -109,13 +111,13 @@ void ProgressLoop::idle_wait(const Turn& turn, std::uint32_t seen_doorbell, unsi
   board_.bells().sleep_waiting(seen_doorbell, until_trouble(idle_sleep()));
 }
 
-std::chrono::milliseconds ProgressLoop::coordinate_once(Turn turn) {
+std::chrono::microseconds ProgressLoop::coordinate_once(Turn turn) {
   for (int round = 0; round < 64 && engine_.progress(turn); ++round) {
   }
   engine_.look_for_trouble(turn);
-  std::chrono::milliseconds pause = idle_sleep();
+  std::chrono::microseconds pause = idle_sleep();
   if (engine_.has_more(turn)) {
-    pause = engine_.polls(turn) ? 1ms : 10ms;
+    pause = engine_.waits_for_device(turn) ? kDevicePause : engine_.polls(turn) ? 1ms : 10ms;
   } else if (engine_.expects_messages(turn)) {
     pause = 1ms;
   }
@@ -146,7 +148,7 @@ void ProgressLoop::coordinate() {
   while (!stop_.load() && !die_.load()) {
     const std::uint32_t doorbell =
         board_.bells().work_doorbell(board_.self()).load(std::memory_order_seq_cst);
-    auto pause = idle_sleep();
+    std::chrono::microseconds pause = idle_sleep();
     if (!is_watching()) {
       watch.reset();
     } else if (!watch) {

@@ -134,7 +134,7 @@ class ProgressLoop {
   void let_gather();
   void coordinate();
   /// Drives a while as the coordination thread. Returns how long it may sleep then.
-  std::chrono::milliseconds coordinate_once(Turn turn);
+  std::chrono::microseconds coordinate_once(Turn turn);
 
   const EngineParts& parts_;
   Board& board_;
