@@ -250,10 +250,12 @@ void Engine::bury_removed_sets(const Turn& turn) {
   });
 }
 
-bool Engine::polls(const Turn& turn) const {
+Polling Engine::polling(const Turn& turn) const {
+  if (runner_.waits_for_device(turn)) return Polling::Urgent;
   // What comes over a wire or from a device rings no doorbell here.
-  return parts_.transport != nullptr || messages_.attention().awaits_elsewhere() ||
-         runner_.polls(turn);
+  const bool is_needed = parts_.transport != nullptr || messages_.attention().awaits_elsewhere() ||
+                         runner_.polls(turn);
+  return is_needed ? Polling::Needed : Polling::None;
 }
 
 bool Engine::has_results(const Turn& /*turn*/) {

@@ -155,10 +155,7 @@ class Engine : private EngineEvents {
   [[nodiscard]] Clock::time_point time_of_trouble() const override {
     return health_.next_deadline();
   }
-  [[nodiscard]] bool polls(const Turn& turn) const override;
-  [[nodiscard]] bool waits_for_device(const Turn& turn) const override {
-    return runner_.waits_for_device(turn);
-  }
+  [[nodiscard]] Polling polling(const Turn& turn) const override;
   [[nodiscard]] bool has_results(const Turn& turn) override;
   [[nodiscard]] bool has_more(const Turn& turn) override;
   [[nodiscard]] bool expects_messages(const Turn& turn) override;

@@ -10,6 +10,13 @@
 
 namespace hvd {
 
+/// Says how what is under way is heard of.
+enum class Polling : std::uint8_t {
+  None,    ///< by doorbells
+  Needed,  ///< by asking again and again
+  Urgent,  ///< likewise, and work is held up until a device ends some that it has
+};
+
 class EngineEvents : public OutcomeListener {
  public:
   /// Ends the entry with `status`: its waiters may go on.
@@ -24,9 +31,7 @@ class EngineEvents : public OutcomeListener {
   /// Returns when it is time at the latest, where the usual times are too late. Any thread.
   [[nodiscard]] virtual Clock::time_point time_of_trouble() const = 0;
   /// Returns whether what is under way has to be polled: no doorbell tells of it.
-  [[nodiscard]] virtual bool polls(const Turn& turn) const = 0;
-  /// Returns whether work is held up until a device ends some that it has.
-  [[nodiscard]] virtual bool waits_for_device(const Turn& turn) const = 0;
+  [[nodiscard]] virtual Polling polling(const Turn& turn) const = 0;
   /// Returns whether other ranks have left results for this one, or rounds to be ended, which no
   /// doorbell tells of.
   [[nodiscard]] virtual bool has_results(const Turn& turn) = 0;

@@ -95,7 +95,7 @@ void ProgressLoop::release() noexcept {
 
 void ProgressLoop::idle_wait(const Turn& turn, std::uint32_t seen_doorbell, unsigned idle_rounds) {
   if (idle_rounds == 0) polls_.again();
-  if (engine_.polls(turn)) {
+  if (engine_.polling(turn) != Polling::None) {
     if (polls_.pause(waits::kPolled)) return;
     const auto pause =
         std::min<std::chrono::microseconds>(20us * (1U << std::min(idle_rounds / 64, 5U)), 500us);
@@ -117,7 +117,8 @@ std::chrono::microseconds ProgressLoop::coordinate_once(Turn turn) {
   engine_.look_for_trouble(turn);
   std::chrono::microseconds pause = idle_sleep();
   if (engine_.has_more(turn)) {
-    pause = engine_.waits_for_device(turn) ? kDevicePause : engine_.polls(turn) ? 1ms : 10ms;
+    const Polling polling = engine_.polling(turn);
+    pause = polling == Polling::Urgent ? kDevicePause : polling == Polling::Needed ? 1ms : 10ms;
   } else if (engine_.expects_messages(turn)) {
     pause = 1ms;
   }
