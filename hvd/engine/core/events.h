@@ -3,6 +3,8 @@
 /// up.
 // Tested in tests/hvd/engine/engine_test.cc
 
+#include <cstdint>
+
 #include "hvd/engine/core/ledger.h"
 #include "hvd/engine/core/parts.h"
 #include "hvd/engine/core/turn.h"
@@ -30,7 +32,7 @@ class EngineEvents : public OutcomeListener {
   virtual void look_for_trouble(const Turn& turn) noexcept = 0;
   /// Returns when it is time at the latest, where the usual times are too late. Any thread.
   [[nodiscard]] virtual Clock::time_point time_of_trouble() const = 0;
-  /// Returns whether what is under way has to be polled: no doorbell tells of it.
+  /// Returns how this rank hears of what is under way.
   [[nodiscard]] virtual Polling polling(const Turn& turn) const = 0;
   /// Returns whether other ranks have left results for this one, or rounds to be ended, which no
   /// doorbell tells of.
