@@ -24,6 +24,7 @@ bool PeerDepartures::note(int rank) {
 void PeerDepartures::ask_for(const PeerInbox& inbox) {
   if (left_ == 0 || inbox.posted().empty()) return;
   for (int rank = 0; rank < parts_.topology.size; ++rank) {
+    if (!peer(rank).left || peer(rank).asked) continue;
     const bool is_awaited = std::ranges::any_of(inbox.posted(), [&](const auto& one) {
       const int awaited = one.second.call.peer;
       return awaited == kAnyPeer || awaited == rank;
