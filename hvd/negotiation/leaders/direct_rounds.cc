@@ -86,7 +86,8 @@ void DirectRounds::end_contribution(Unit& unit, std::uint32_t number, Clock::tim
   const auto& whole = outgoing_.back().bytes;
   put(unit, unit.over, self_, Part(whole, contribution_at_, whole->size() - contribution_at_));
   unit.promised = true;
-  unit.promised_at = now;
+  unit.waits_since = now;
+  unit.patience = kPatience;
   promised_.push_back(number);
 }
 
@@ -162,9 +163,16 @@ void DirectRounds::put(Unit& unit, std::uint64_t round, int from, Part message) 
 }
 
 void DirectRounds::send(int to, What what, std::uint32_t number, std::uint64_t round) {
-  outgoing_.push_back({to, std::make_shared<Bytes>()});
-  outgoing_.back().bytes->reserve(kHeadBytes);
-  append_head(*outgoing_.back().bytes, static_cast<std::uint64_t>(what), number, round);
+  // With what else goes to that domain alone: what comes after a contribution stays behind it.
+  auto message = std::ranges::find_if(outgoing_.rbegin(), outgoing_.rend(), [&](const auto& one) {
+    return one.to == to || one.to == kAllOthers;
+  });
+  if (message == outgoing_.rend() || message->to == kAllOthers ||
+      message->bytes->size() + kHeadBytes > kMostTogether) {
+    outgoing_.push_back({to, std::make_shared<Bytes>()});
+    message = outgoing_.rbegin();
+  }
+  append_head(*message->bytes, static_cast<std::uint64_t>(what), number, round);
 }
 
 std::size_t DirectRounds::length_of(std::span<const std::byte> messages) {
@@ -229,8 +237,10 @@ bool DirectRounds::receive(int from, Part message, bool is_known, bool cannot_co
 void DirectRounds::ask(Clock::time_point now) {
   for (const auto number : promised_) {
     Unit& unit = units_.at(number);
-    if (now - unit.promised_at < kPatience) continue;
-    unit.promised_at = now;
+    if (now - unit.waits_since < unit.patience) continue;
+    // An answer comes surely, but late where a leader is slow: more queries would make it slower.
+    unit.waits_since = now;
+    unit.patience *= 2;
     for (const int domain : missing(number)) send(domain, What::Ask, number, unit.over);
   }
 }

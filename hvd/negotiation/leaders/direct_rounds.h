@@ -19,9 +19,9 @@
 ///   bytes, and zeros up to a multiple of 16
 ///
 /// where the first word tells it from a message of the leader tree. What a leader contributes to
-/// several rounds at a time travels as one: such messages one after the other, up to some 60 KiB. A
-/// value without a lock, of the thread that drives the leader. Throws WireError on malformed
-/// messages.
+/// several rounds at a time travels as one: such messages one after the other, up to some 60 KiB.
+/// So does what else it says to one domain. A value without a lock, of the thread that drives the
+/// leader. Throws WireError on malformed messages.
 
 #include <array>
 #include <chrono>
@@ -42,7 +42,7 @@ namespace hvd {
 class DirectRounds {
  public:
   using Clock = std::chrono::steady_clock;
-  /// The time after which a leader queries what it misses.
+  /// The time after which a leader queries what it misses; twice as long before each next query.
   static constexpr std::chrono::milliseconds kPatience{20};
 
   /// `domain`: this leader's, of so many.
@@ -140,7 +140,8 @@ class DirectRounds {
     std::uint64_t over = 0;            ///< rounds that are
     std::array<Gathered, 2> rounds;    ///< by parity: the round that gathers, and the next one
     bool promised = false;             ///< this domain has contributed to the one that is gathering
-    Clock::time_point promised_at{};   ///< or has queried
+    Clock::time_point waits_since{};   ///< when it has contributed, or queried
+    Clock::duration patience{};        ///< until it queries
     unsigned streak = 0;               ///< rounds that fell back, one after the other
     std::uint64_t left_out_until = 0;  ///< this domain contributes to no round before that one
     Gathered& gathering() { return rounds[over % 2]; }

@@ -181,6 +181,58 @@ TEST_CASE(
   CHECK(leaders.let_through(2, 1));
 }
 
+TEST_CASE(
+    "direct rounds: a leader that is slow gets few queries for many rounds, and its answers travel "
+    "as one") {
+  constexpr std::uint32_t kNumbers = 100;
+  Leaders leaders(3);
+  const auto begin = DirectRounds::Clock::now();
+  for (std::uint32_t number = 100; number < 100 + kNumbers; ++number) {
+    for (int domain = 0; domain < 3; ++domain) leaders[domain].end(number);
+    leaders[0].promise(number, begin, 0, 0, [](Bytes&) {});
+  }
+  leaders.flush();
+  for (auto& [pair, line] : leaders.lines) line.clear();  // the contributions are on their way
+  for (int ms = 0; ms < 10'000; ++ms) {
+    leaders[0].ask(begin + std::chrono::milliseconds(ms));
+    leaders.flush();
+  }
+  // after 20, 60, 140... ms
+  for (const int to : {1, 2}) CHECK(leaders.waiting(0, to) == 8);
+  std::uint32_t queries = 0, fallen_back = 0, fell_back = 0;
+  DirectRounds::split(std::move(leaders.lines[{0, 2}].front()), [&](DirectRounds::Part query) {
+    CHECK(DirectRounds::number_of(query) == 100 + queries++);
+    CHECK_FALSE(leaders[2].receive(0, std::move(query), false, false, fallen_back));
+  });
+  CHECK(queries == kNumbers);
+  leaders.flush();
+  REQUIRE(leaders.waiting(2, 0) == 1);
+  DirectRounds::split(std::move(leaders.lines[{2, 0}].front()), [&](DirectRounds::Part answer) {
+    fell_back += leaders[0].receive(2, std::move(answer), true, false, fallen_back) ? 1 : 0;
+  });
+  CHECK(fell_back == kNumbers);
+}
+
+TEST_CASE("direct rounds: what is said to one domain does not pass a contribution") {
+  Leaders leaders(2);
+  const auto begin = DirectRounds::Clock::now();
+  const auto contribute = [&](std::uint32_t number) {
+    for (int domain = 0; domain < 2; ++domain) leaders[domain].end(number);
+    leaders[0].promise(number, begin, 0, 0, [](Bytes&) {});
+  };
+  contribute(100);
+  leaders[0].ask(begin + DirectRounds::kPatience);
+  contribute(101);
+  leaders[0].ask(begin + 2 * DirectRounds::kPatience);
+  leaders.flush();
+  std::vector<std::uint32_t> order;
+  for (auto& message : leaders.lines[{0, 1}])
+    DirectRounds::split(std::move(message), [&](const DirectRounds::Part& part) {
+      order.push_back(DirectRounds::number_of(part));
+    });
+  CHECK(order == std::vector<std::uint32_t>{100, 100, 101, 101});
+}
+
 TEST_CASE("direct rounds: who asks for the next round is answered while this one is under way") {
   Leaders leaders(2);
   const auto begin = DirectRounds::Clock::now();
