@@ -225,7 +225,11 @@ bool Engine::progress(const Turn& turn) noexcept {
     }
     return progressed;
   } catch (...) {
-    board_.set_failure(status_of_current_exception());
+    const Status failure = status_of_current_exception();
+    // A connection may be lost as its other end has heard why the world ends, and this rank not
+    // yet: what the others have said of it comes first.
+    messenger_.drain(turn);
+    board_.set_failure(failure);
     fail_everything(turn, board_.failure());
     return false;
   }
@@ -251,11 +255,10 @@ void Engine::bury_removed_sets(const Turn& turn) {
 }
 
 Polling Engine::polling(const Turn& turn) const {
-  if (runner_.waits_for_device(turn)) return Polling::Urgent;
-  // What comes over a wire or from a device rings no doorbell here.
-  const bool is_needed = parts_.transport != nullptr || messages_.attention().awaits_elsewhere() ||
-                         runner_.polls(turn);
-  return is_needed ? Polling::Needed : Polling::None;
+  const Polling polling = runner_.polling(turn);
+  // What comes over a wire rings no doorbell here.
+  const bool is_wired = parts_.transport != nullptr || messages_.attention().awaits_elsewhere();
+  return polling == Polling::None && is_wired ? Polling::Needed : polling;
 }
 
 bool Engine::has_results(const Turn& /*turn*/) {

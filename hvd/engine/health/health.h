@@ -99,7 +99,7 @@ class FailureMessenger {
 
   /// Tells the others, if this rank speaks for its domain.
   void tell(const Turn& turn, const Status& status) noexcept HVD_EXCLUDES(engine_mutex);
-  /// Lets what was told reach the others; to be called again and again.
+  /// Lets what was told reach the others, and hears what they tell; to be called again and again.
   void drain(const Turn& turn) noexcept HVD_EXCLUDES(engine_mutex);
 
  private:

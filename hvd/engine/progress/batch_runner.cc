@@ -82,16 +82,15 @@ bool BatchRunner::uses(const Turn& /*turn*/, int process_set) const {
                      [&](const Running& running) { return is_of_set(running.batch); });
 }
 
-bool BatchRunner::polls(const Turn& /*turn*/) const {
-  return std::any_of(running_.begin(), running_.end(), [](const Running& running) {
-    return !running.backend->notifies() && !running.execution->is_rung();
-  });
-}
-
-bool BatchRunner::waits_for_device(const Turn& /*turn*/) const {
-  return std::any_of(running_.begin(), running_.end(), [](const Running& running) {
-    return running.handed_over && !running.retired && !running.backend->notifies();
-  });
+Polling BatchRunner::polling(const Turn& /*turn*/) const {
+  Polling polling = Polling::None;
+  for (const Running& running : running_) {
+    if (running.backend->notifies()) continue;
+    // the next batch of its set waits for the device
+    if (running.handed_over && !running.retired) return Polling::Urgent;
+    if (!running.execution->is_rung()) polling = Polling::Needed;
+  }
+  return polling;
 }
 
 BatchMember BatchRunner::make_member(const Prepared& prepared, std::size_t index) const {

@@ -57,10 +57,8 @@ class BatchRunner {
   /// Returns whether a batch of the set is queued or under way.
   [[nodiscard]] bool uses(const Turn& turn, int process_set) const HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool is_running(const Turn& /*turn*/) const { return !running_.empty(); }
-  /// Returns whether something under way has to be polled, as nobody tells of it.
-  [[nodiscard]] bool polls(const Turn& turn) const;
-  /// Returns whether the next batch of a set waits for a device to end one of those under way.
-  [[nodiscard]] bool waits_for_device(const Turn& turn) const;
+  /// Returns how this rank hears of what is under way.
+  [[nodiscard]] Polling polling(const Turn& turn) const;
 
  private:
   struct Running {

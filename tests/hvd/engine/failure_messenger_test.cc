@@ -7,6 +7,8 @@
 #include <optional>
 #include <thread>
 
+#include "hvd/backend.h"
+#include "hvd/errors.h"
 #include "tests/support/endless_backend.h"
 #include "tests/support/engine_probe.h"
 #include "tests/support/thread_world.h"
@@ -173,6 +175,73 @@ TEST_CASE(
       CHECK(told == others);
       CHECK(told_later == size);
     }
+  }
+}
+
+namespace {
+
+/// Is under way until the other rank has told why it ends the world, then lets that come and is
+/// lost.
+class LostBackend final : public Backend {
+ public:
+  LostBackend(std::atomic<bool>& held, std::atomic<int>& launched, const std::atomic<bool>& told)
+      : held_(held), launched_(launched), told_(told) {}
+  [[nodiscard]] std::string_view name() const override { return "lost"; }
+  [[nodiscard]] bool supports(const BatchTraits& traits) const override {
+    return traits.dtype == DataType::Int64;
+  }
+  std::unique_ptr<Execution> launch(Batch /*batch*/) override {
+    struct Lost final : Execution {
+      explicit Lost(LostBackend& backend) : backend_(backend) {}
+      Progress advance() override {
+        if (!backend_.told_) return Progress::Idle;
+        backend_.held_ = false;
+        throw RankFailed("a connection is lost");
+      }
+      LostBackend& backend_;
+    };
+    ++launched_;
+    return std::make_unique<Lost>(*this);
+  }
+
+ private:
+  std::atomic<bool>& held_;
+  std::atomic<int>& launched_;
+  const std::atomic<bool>& told_;
+};
+
+}  // namespace
+
+TEST_CASE(
+    "who loses a connection has the words of the rank that ends the world, if they are there") {
+  for (const int who : {0, 1}) {
+    CAPTURE(who);
+    std::atomic<bool> held{false}, told{false};
+    std::atomic<int> launched{0};
+    WorldOptions options{.size = 2, .domains = 2, .config = {.log_level = LogLevel::Off}};
+    options.customize = [&](int rank, EngineParts& parts) {
+      if (rank != who)
+        parts.transport = std::make_unique<HeldLine>(std::move(parts.transport), held);
+      parts.backends.insert(parts.backends.begin(),
+                            std::make_unique<LostBackend>(held, launched, told));
+    };
+    ThreadWorld world(std::move(options));
+    std::atomic<int> heard{0};
+    world.run([&](int rank, Engine& engine) {
+      std::vector<std::int64_t> values(3);
+      const auto handle = engine.submit(allreduce_of(values, "lost", DataType::Int64), After::Wait);
+      std::thread ender([&] {
+        while (rank == who && launched < 2) std::this_thread::sleep_for(1ms);
+        if (rank != who) return;
+        held = true;
+        engine.abort({Status::Code::RankFailed, "the reason"});
+      });
+      CHECK_THROWS_WITH_AS(engine.wait(*handle), "the reason", RankFailed);
+      ++heard;
+      if (rank == who) told = true;  // it was said before its own operations ended
+      ender.join();
+    });
+    CHECK(heard == 2);
   }
 }
 
