@@ -8,8 +8,11 @@
 : "${OMPI_MCA_hwloc_base_binding_policy:=none}" "${PRTE_MCA_hwloc_default_binding_policy:=none}"
 # Containers often forbid process_vm_readv.
 : "${OMPI_MCA_btl_vader_single_copy_mechanism:=none}" "${OMPI_MCA_smsc:=^cma}"
+# Open MPI 4 would map the machine's topology where it takes memory to be free, and crashes, rarely, where its stack grows to there.
+: "${OMPI_MCA_rtc_hwloc_vmhole:=none}"
 export OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM OMPI_MCA_rmaps_base_oversubscribe PRTE_MCA_rmaps_default_mapping_policy \
-  OMPI_MCA_hwloc_base_binding_policy PRTE_MCA_hwloc_default_binding_policy OMPI_MCA_btl_vader_single_copy_mechanism OMPI_MCA_smsc
+  OMPI_MCA_hwloc_base_binding_policy PRTE_MCA_hwloc_default_binding_policy OMPI_MCA_btl_vader_single_copy_mechanism OMPI_MCA_smsc \
+  OMPI_MCA_rtc_hwloc_vmhole
 
 # Open MPI 5 starts in 0.16 s instead of 1.3, and quietly, without UCX. Version 4 has no transport of the name sm.
 case "$(mpirun --version 2>/dev/null)" in
