@@ -274,14 +274,20 @@ TEST_CASE("checkpoint: extra state, options, files that stay, a plain optimizer"
   layer->forward(torch::ones({1, 3})).sum().backward();
   sgd.step();
   const std::string bytes("a\0b\n", 4);
+  const auto random = [] { return at::globalContext().defaultGenerator(at::kCPU).get_state(); };
+  const at::Tensor saved = random();
   checkpoint.save(layer, sgd, 1,
                   {.strings = {{"sampler", bytes}, {"nothing", ""}},
                    .tensors = {{"mean", torch::arange(5) + hvd::rank()}}});
   for (const bool load_options : {true, false}) {
     torch::optim::SGD other(layer->parameters(), torch::optim::SGDOptions(0.25));
     Checkpoint::Extra extra;
-    CHECK(Checkpoint(checkpoint.path(), {.load_options = load_options}).load(layer, other, extra) ==
-          1);
+    torch::rand({2});
+    const at::Tensor now = random();
+    const Checkpoint partly(checkpoint.path(),
+                            {.load_options = load_options, .random_state = load_options});
+    CHECK(partly.load(layer, other, extra) == 1);
+    CHECK(torch::equal(random(), load_options ? saved : now));
     CHECK(extra.strings == std::map<std::string, std::string>{{"sampler", bytes}, {"nothing", ""}});
     CHECK(torch::equal(extra.tensors.at("mean"), torch::arange(5)));
     CHECK(other.param_groups()[0].options().get_lr() == (load_options ? 0.5 : 0.25));

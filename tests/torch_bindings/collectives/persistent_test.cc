@@ -244,8 +244,10 @@ TEST_CASE(
     op.start();
     CHECK(saved._version() > version);
     CHECK_THROWS_AS(loss.backward(), c10::Error);
+    const at::Tensor meanwhile = (weight * saved).sum();
     op.wait();
     CHECK_THROWS_AS(loss.backward(), c10::Error);
+    CHECK_THROWS_AS(meanwhile.backward(), c10::Error);
 
     // A leaf is changed as data are; what a leaf gave is another function of it afterwards.
     auto leaf = hvd::allreduce_init(weight, {.name = "leaf"});

@@ -237,6 +237,9 @@ TEST_CASE("GradScaler: a scale stays finite, and does not grow by a step that wa
   uneven.update();
   CHECK(uneven.get_scale() == (hvd::size() > 1 ? 4 : 8));
   CHECK(same(flat(net), before) == (hvd::size() > 1));
+  uneven.step(optimizer);  // of one scale again
+  uneven.update();
+  CHECK(uneven.get_scale() == (hvd::size() > 1 ? 8 : 16));
 }
 
 TEST_CASE(

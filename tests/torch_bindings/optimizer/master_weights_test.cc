@@ -6,6 +6,7 @@
 #include <memory>
 #include <sstream>
 
+#include "tests/torch_bindings/shared_folder.h"
 #include "tests/torch_bindings/tied_net.h"
 #include "tests/torch_bindings/wrapped_optimizers.h"
 
@@ -433,6 +434,30 @@ TEST_CASE("MasterWeights in checkpoints: a run goes on as if it had not stopped,
   }
   hvd::barrier();
   if (hvd::rank() == 0) std::filesystem::remove(path);
+}
+
+TEST_CASE("MasterWeights: a checkpoint that one rank refuses leaves the masters as they were") {
+  const SharedFolder folder;
+  const hvd::Checkpoint checkpoint(folder.file());
+  const auto& kind = torch_optimizers()[1];
+  for (const Way way : {Way::Whole, Way::Sharded}) {
+    Run<TiedNet> run(kind, kBFloat16, way);
+    ByHand<TiedNet> hand(kind, kBFloat16);
+    hvd::ExponentialMovingAverage saved({torch::zeros({2})}),
+        other({torch::zeros({last() ? 3 : 2})});
+    checkpoint.save(*run.net, run.outer(), 0, {saved});
+    for (int step = 0; step < 4; ++step) {
+      if (step == 2)
+        CHECK(contains(error_of<hvd::CheckpointError>(
+                           [&] { checkpoint.load(*run.net, run.outer(), {other}); }),
+                       "does not fit"));
+      run.step(step);
+      hand.step(step);
+      CHECK(same_weights(*run.net, hand));
+    }
+    if (way == Way::Sharded) run.optimizer->unshard();
+    CHECK(same_masters(run.masters, hand, *run.net));
+  }
 }
 
 TEST_CASE("MasterWeights: broadcast_optimizer_state brings the masters") {

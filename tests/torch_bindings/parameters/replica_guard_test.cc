@@ -101,7 +101,9 @@ TEST_CASE(
     auto plain = sgd(net);
     DistributedOptimizer optimizer(plain, net->named_parameters());
     const auto all = net->named_parameters().pairs();
-    const auto& [name, parameter] = all[random() % all.size()];
+    const std::size_t place = random() % all.size();
+    const auto& [name, parameter] = all[place];
+    const auto& [next_name, next] = all[(place + all.size() / 2) % all.size()];
     const auto element =
         static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(parameter.numel()));
     const int steps = round == 9 ? 500 : static_cast<int>(random() % 7);
@@ -124,8 +126,12 @@ TEST_CASE(
     CHECK(contains(error_of<Mismatch>([&] { optimizer.check_replicas(); }),
                    "parameter '" + name + "'"));
     // at once: all are compared
+    if (hvd::rank() == culprit) {
+      flip(parameter, element);
+      flip(next, 0);
+    }
     CHECK(contains(error_of<Mismatch>([&] { train(net, optimizer, 1); }),
-                   "parameter '" + name + "'"));
+                   "parameter '" + next_name + "'"));
   }
 }
 
@@ -133,11 +139,10 @@ TEST_CASE("replicas: an option that one rank has changed is told at its next ste
   if (hvd::size() == 1) return;
   using torch::optim::AdamOptions, torch::optim::SGDOptions;
   Sequential net = small_model(at::kFloat);
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(net[0]->as<torch::nn::Linear>()->parameters());
-  groups.emplace_back(net[2]->as<torch::nn::Linear>()->parameters());
-  torch::optim::Adam plain(groups, AdamOptions(0.01));
+  torch::optim::Adam plain(net[0]->as<torch::nn::Linear>()->parameters(), AdamOptions(0.01));
   DistributedOptimizer optimizer(plain, net->named_parameters());
+  optimizer.add_param_group(
+      torch::optim::OptimizerParamGroup(net[2]->as<torch::nn::Linear>()->parameters()));
   train(net, optimizer, 2);
   const auto try_it = [&](const std::string& expected, const std::function<void()>& change,
                           const std::function<void()>& put_back) {

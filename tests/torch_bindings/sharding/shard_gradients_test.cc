@@ -312,6 +312,22 @@ TEST_CASE("shard_gradients: a bucket that was in shares before the rest was thro
   }
 }
 
+TEST_CASE("shard_gradients: what comes late on some ranks is added to what the others gave") {
+  std::vector<at::Tensor> weights;
+  for (int i = 0; i < 3; ++i) weights.push_back(torch::zeros({200}, torch::requires_grad()));
+  SGD sgd(weights, SGDOptions(1));
+  DistributedOptimizer optimizer(sgd, {}, {.shard_gradients = true});
+  at::Tensor late = weights[static_cast<std::size_t>(hvd::rank() % 2)];
+  const double value = hvd::rank() + 1;
+  late.set_requires_grad(false);
+  ((weights[0] + weights[1] + weights[2]) * value).sum().backward();
+  late.set_requires_grad(true);
+  (late * value).sum().backward();
+  optimizer.step();
+  for (const auto& weight : weights)
+    CHECK(torch::allclose(weight.detach(), torch::full({200}, -(hvd::size() + 1) / 2.0F)));
+}
+
 TEST_CASE("shard_gradients in a checkpoint: whole, and read by any wrapper") {
   const auto& kind = torch_optimizers()[1];
   Pair first(kind), second(kind);

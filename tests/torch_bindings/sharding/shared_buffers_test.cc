@@ -29,6 +29,7 @@ struct WithBuffers : torch::nn::Module {
       cosine = table("cosine", 1);
       sine = table("sine", 2);
     }
+    mean = register_buffer("running_mean", torch::full({128, 128}, 3, kFloat));  // large, too
     seen = register_buffer("seen", torch::zeros({}, at::kLong));
   }
   at::Tensor forward(const at::Tensor& x) {
@@ -36,15 +37,15 @@ struct WithBuffers : torch::nn::Module {
     return layer(x) * (cosine[0][0] / cosine[0][0]).to(kDouble);
   }
   Linear layer{nullptr};
-  at::Tensor cosine, sine, seen;
+  at::Tensor cosine, sine, mean, seen;
 };
 using OfBuffers = DistributedDataParallel<WithBuffers>;
 void pass(OfBuffers& ddp, int step) { loss(ddp, hvd::rank(), step).backward(); }
 double value(const at::Tensor& table, std::int64_t row = 0) { return table[row][0].item<double>(); }
 
 TEST_CASE(
-    "what happens if a model has large constant buffers: they stay where they are, and others "
-    "travel as ever") {
+    "what happens if a model has large constant buffers: they stay where they are, and others, as "
+    "large statistics, travel as ever") {
   hvd::Config unguarded = hvd::Config::from_environment();
   unguarded.replica_guard = hvd::ReplicaGuard::Off;  // which would tell of what is done here
   const Restarted world(unguarded);
@@ -55,13 +56,14 @@ TEST_CASE(
   };
   if (last() && hvd::size() > 1) {
     // which no version counter sees: it shows whether the root's comes
-    of_last(net->cosine)[0] = 9;
+    of_last(net->cosine)[0] = of_last(net->mean)[0] = 9;
     net->seen.fill_(77);
   }
   for (int step = 0; step < 3; ++step) {
     pass(ddp, step);
     CHECK(net->seen.item<std::int64_t>() == step + 1);
   }
+  CHECK(value(net->mean) == 3);
   CHECK(value(net->cosine) == (last() && hvd::size() > 1 ? 9 : 1));
   of_last(net->cosine)[0] = 1;
 }

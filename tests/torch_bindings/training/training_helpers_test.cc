@@ -588,12 +588,12 @@ TEST_CASE(
                       std::make_unique<torch::optim::SGDOptions>(0.4));
   torch::optim::SGD sgd(groups, torch::optim::SGDOptions(0.8));
   hvd::DistributedOptimizer optimizer(sgd, net->named_parameters());
-  const auto decay = [](unsigned step) { return std::pow(0.5, step); };
+  const auto decay = [](unsigned step) { return std::pow(0.5, step + 1); };
   hvd::WarmupScheduler scheduler(optimizer, {.steps = 5, .then = decay});
   for (unsigned step = 0; step < 9; ++step) {
     // Goyal et al.: from the rate of one process to that of all by equal increments.
     const double k = hvd::size();
-    const double expected = step < 5 ? (1 + (k - 1) * step / 5) / k : std::pow(0.5, step - 5);
+    const double expected = step < 5 ? (1 + (k - 1) * step / 5) / k : decay(step - 5);
     CHECK(optimizer.param_groups()[0].options().get_lr() ==
           doctest::Approx(0.8 * expected).epsilon(1e-14));
     CHECK(optimizer.param_groups()[1].options().get_lr() ==
@@ -645,8 +645,11 @@ TEST_CASE("schedules: a group that is added later starts with its own rate") {
   archive.save_to(file);
   torch::serialize::InputArchive saved;
   saved.load_from(file);
+  const auto before = rates(sgd);
+  for (auto& group : sgd.param_groups()) group.options().set_lr(9);
   cosine.load(saved);
-  CHECK(rates(sgd)[2] == doctest::Approx(0.5).epsilon(1e-14));
+  for (std::size_t group = 0; group < 3; ++group)
+    CHECK(rates(sgd)[group] == doctest::Approx(before[group]).epsilon(1e-14));
   for (int step = 0; step < 3; ++step) cosine.step();
   CHECK(rates(sgd) == std::vector<double>{0.01, 0.01, 0.01});
 }

@@ -1,6 +1,7 @@
 // What happens if I ... : DistributedOptimizer with ReduceOp::Adasum, which combines what each
 // rank's own step has changed.
 #include <functional>
+#include <stdexcept>
 
 #include "tests/torch_bindings/tied_net.h"
 
@@ -238,6 +239,40 @@ TEST_CASE(
   INFO(text);
   CHECK(contains(text, "decoder.weight = embedding.weight"));
   CHECK(same(net.hidden->weight.detach(), before));
+}
+
+TEST_CASE(
+    "what happens if my optimizer's step throws with Adasum: the parameters are as before it") {
+  if (hvd::size() == 1) return;  // nothing is put back
+  struct Throwing : SGD {
+    using SGD::SGD;
+    at::Tensor step(LossClosure closure = nullptr) override {
+      SGD::step(closure);
+      throw std::runtime_error("out of memory");
+    }
+  };
+  torch::nn::Sequential net = small_model();
+  Throwing sgd(net->parameters(), SGDOptions(0.1));
+  DistributedOptimizer optimizer(sgd, net->named_parameters(), {.op = ReduceOp::Adasum});
+  const at::Tensor before = flat(net);
+  small_loss(net, hvd::rank(), 0).backward();
+  CHECK_THROWS_AS(optimizer.step(), std::runtime_error);
+  CHECK(same(flat(net), before));
+}
+
+TEST_CASE(
+    "what happens with Adasum if a parameter has another shape on one rank, and nobody compares "
+    "replicas: Mismatch on all, and no step") {
+  if (hvd::size() == 1) return;
+  hvd::Config unguarded = hvd::Config::from_environment();
+  unguarded.replica_guard = hvd::ReplicaGuard::Off;
+  const Restarted world(unguarded);
+  at::Tensor weight = torch::ones({last() ? 4 : 3}, torch::requires_grad());
+  SGD sgd({weight}, SGDOptions(1));
+  DistributedOptimizer optimizer(sgd, {}, {.op = ReduceOp::Adasum});
+  weight.sum().backward();
+  CHECK_THROWS_AS(optimizer.step(), hvd::Mismatch);
+  CHECK(torch::equal(weight.detach(), torch::ones_like(weight)));
 }
 
 TEST_CASE(

@@ -164,6 +164,7 @@ TEST_CASE(
     Sequential other = normed(type);
     ExponentialMovingAverage resumed(*other, {.decay = 0.5});
     load(resumed);
+    hvd::broadcast_parameters(*other, 0);  // what is loaded has begun
     resumed.copy_to_parameters();
     CHECK(difference(other->named_buffers()["1.running_mean"], by_hand(seen, 0.5)) < 1e-6);
     Sequential bare = normed(type);

@@ -293,6 +293,8 @@ TEST_CASE(
   CHECK(contains(error_of<CheckpointError>([&] { Checkpoint(folder.file()).save(net, full, 3); }),
                  who + "disk full"));
   CHECK(Checkpoint(folder.file()).load(net, sgd) == 1);
+  const std::filesystem::directory_iterator all(folder.file(""));
+  CHECK(std::distance(begin(all), end(all)) == 1);  // nothing half written
   CHECK(same_all(copies_of(net), before));
 }
 

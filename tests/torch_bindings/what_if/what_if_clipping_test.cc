@@ -270,6 +270,7 @@ TEST_CASE(
                                ? last_rank() + " has made no step: gradient of '"
                                : "(no error)"));
     }
+    if (options.shard_optimizer_state) CHECK(same_on_all_ranks(flat(net)));
     give(2);
     const auto step = [&] { optimizer.step(); };
     if (options.shard_optimizer_state) {

@@ -370,6 +370,33 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "what happens if one rank leaves an optimizer's join() by an exception: all may go on after a "
+    "broadcast") {
+  Sequential net = model(false);
+  torch::optim::SGD sgd(net->parameters(), 0.01);
+  hvd::DistributedOptimizer optimizer(sgd, net->named_parameters());
+  const auto step = [&](int number) {
+    optimizer.zero_grad();
+    loss(*net, hvd::rank(), number).backward();
+    optimizer.step();
+  };
+  const auto train = [&] {
+    const auto guard = optimizer.join();
+    step(0);
+    if (last()) throw std::logic_error("no file");
+    step(1);
+  };
+  if (last()) {
+    CHECK_THROWS_AS(train(), std::logic_error);
+  } else {
+    CHECK_THROWS_AS(train(), hvd::RankFailed);
+  }
+  hvd::broadcast_parameters(*net, 0);
+  CHECK(error_of<hvd::Mismatch>([&] { step(2); }) == "(no error)");
+  CHECK(is_same_on_all_ranks(*net));
+}
+
+TEST_CASE(
     "what join() refuses: SyncBatchNorm, sharded optimizers, compressions with a memory, a second "
     "guard") {
   with_and_without_one_copy();
