@@ -231,8 +231,8 @@ TEST_CASE(
       std::vector<std::int64_t> values(3);
       const auto handle = engine.submit(allreduce_of(values, "lost", DataType::Int64), After::Wait);
       std::thread ender([&] {
-        while (rank == who && launched < 2) std::this_thread::sleep_for(1ms);
         if (rank != who) return;
+        while (launched < 2) std::this_thread::sleep_for(1ms);
         held = true;
         engine.abort({Status::Code::RankFailed, "the reason"});
       });

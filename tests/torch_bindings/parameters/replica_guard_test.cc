@@ -126,6 +126,8 @@ TEST_CASE(
     CHECK(contains(error_of<Mismatch>([&] { optimizer.check_replicas(); }),
                    "parameter '" + name + "'"));
     // at once: all are compared
+    CHECK(contains(error_of<Mismatch>([&] { train(net, optimizer, 1); }),
+                   "parameter '" + name + "'"));
     if (hvd::rank() == culprit) {
       flip(parameter, element);
       flip(next, 0);

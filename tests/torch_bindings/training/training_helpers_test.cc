@@ -650,6 +650,7 @@ TEST_CASE("schedules: a group that is added later starts with its own rate") {
   cosine.load(saved);
   for (std::size_t group = 0; group < 3; ++group)
     CHECK(rates(sgd)[group] == doctest::Approx(before[group]).epsilon(1e-14));
+  CHECK(rates(sgd)[2] == doctest::Approx(0.5).epsilon(1e-14));
   for (int step = 0; step < 3; ++step) cosine.step();
   CHECK(rates(sgd) == std::vector<double>{0.01, 0.01, 0.01});
 }
