@@ -1,7 +1,7 @@
 #pragma once
 /// Backend is the port through which a batch is executed. Only the thread of the rank that has the
 /// turn launches and advances batches, calls `look_again` and `abort` (the coordination thread, or
-/// a user thread inside `wait()`): one at a time, never two. All else any thread may call, several
+/// a user thread in a call): one at a time, never two. All else any thread may call, several
 /// at once: submitting threads call `supports`, `prepare`, `release` and `allocate`. A backend owns
 /// its communicators, streams and staging memory; the buffers of a member belong to the submission.
 /// It fails by throwing an Error; the engine catches it once and fails every handle of the world

@@ -33,8 +33,8 @@ enum class NcclRegistration : std::uint8_t { None, Buffer, Window };
 /// A Config has a field for each knob. What must be equal on all ranks is compared at `init()`.
 struct Config {
   /// Bytes that submissions may fill together in one batch (HVD_FUSION_THRESHOLD, default 128 MiB,
-  /// 0 = each alone). A larger one travels alone. Raised: fewer, larger batches; the first one
-  /// starts later and staging memory grows.
+  /// 0 = each alone). A larger one travels alone. Raised: fewer, larger batches, and larger
+  /// fusion buffers on a GPU.
   std::uint64_t fusion_threshold_bytes = std::uint64_t{128} << 20;
 
   /// Tensors known at once, all process sets together (HVD_CACHE_CAPACITY, default 65536; in the

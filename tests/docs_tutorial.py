@@ -28,7 +28,7 @@ TRANSLATIONS = {
     "docs/zh/tutorial.md": "docs/tutorial.md",
     "docs/zh/why-data-parallel.md": "docs/why-data-parallel.md",
 }
-NAMED = ["docs/tutorial.md", "docs/which-way.md", "README.md", *TABLES, *TRANSLATIONS]
+NAMED = ["docs/tutorial.md", "docs/which-wrapper.md", "README.md", *TABLES, *TRANSLATIONS]
 LINES = 80
 
 # What the code of the tables is about.

@@ -9,19 +9,18 @@
 ///   HandleState
 ///
 /// Parts, each with a file pair (FailureMessenger with Health) and the owner of its state:
-/// CallerThreads, EntryFactory, Ledger, SubmissionQueue, NegotiationLog, Controller, Cutter,
+/// CallerThreads, EntryFactory, Ledger, SubmissionQueue, NegotiationLog, Cutter, Controller,
 /// Leavers, FastPath, BatchRunner, Submitter, OutcomeHandler, LeaderTask, FailureMessenger,
-/// Deadlocks, Health, PeerMessages, ProgressLoop, SmallCalls, PeerCalls. Calls lead down in this
-/// order; back up leads only `EngineEvents`, which the engine implements. The engine itself owns
-/// the mutex, decides how entries and worlds end, and is the only one to finish entries.
+/// Deadlocks, Health, PeerMessages, ProgressLoop, SmallCalls, PeerCalls. Each knows those it calls
+/// by reference; back up leads only `EngineEvents`, which the engine implements. The engine itself
+/// owns the mutex, decides how entries and worlds end, and is the only one to finish entries.
 ///
 /// Locks, in the order in which they are taken: the engine's mutex (EngineLock), the board's lock
 /// (Transaction, BoardLock), and those of leaves that call nothing: timeline, process sets, staging
 /// memory. Wake-ups and the ends of entries wait until the engine's mutex is free. Threads:
 /// `submit` may be called by any; it announces in the caller's thread. One thread at a time has the
-/// `Turn`: it reads the log, launches and advances batches, and is the only one that calls backends
-/// and transport. That is a user thread inside `wait()` where there is one; otherwise the
-/// coordination thread. A failure is caught once, by the thread that has the turn; it ends the
+/// `Turn`: it alone launches and advances batches, and calls the transport. That is a user thread in
+/// a call where there is one; otherwise the coordination thread. A failure is caught once, by the thread that has the turn; it ends the
 /// world: every pending submission fails with its reason, here and on all ranks, until shutdown()
 /// and init().
 

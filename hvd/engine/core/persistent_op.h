@@ -2,7 +2,7 @@
 /// A PersistentOp has what a rank needs to repeat a small operation under the same name: the
 /// ledger's entry with its place there, and a block that all ranks of the domain see, for input and
 /// result. Such an operation needs no memory from the heap, and where all ranks arrive with one no
-/// record in the log either: the last to arrive does the work for all. Under the engine's mutex,
+/// record in the log either: the last to arrive ends the round, or the leaders do. Under the engine's mutex,
 /// but for `in_use` and the end of an operation.
 
 #include <atomic>
