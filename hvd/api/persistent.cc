@@ -14,7 +14,7 @@ namespace hvd {
 
 // ----------------------------------------------------------------------------- for both front ends
 
-RepeatedCall::RepeatedCall(std::shared_ptr<Engine> engine, Submission submission, void* output)
+PersistentCall::PersistentCall(std::shared_ptr<Engine> engine, Submission submission, void* output)
     : engine_(std::move(engine)), submission_(std::move(submission)) {
   const TensorArgument& tensor = submission_.tensors.front();
   if (submission_.kind == OpKind::Alltoall) received_.resize(tensor.splits.size());
@@ -28,7 +28,7 @@ RepeatedCall::RepeatedCall(std::shared_ptr<Engine> engine, Submission submission
               routes::may_repeat(call_.kind, bytes);
 }
 
-RepeatedCall::~RepeatedCall() {
+PersistentCall::~PersistentCall() {
   try {
     if (submission_.keep_alive == nullptr) {
       wait();
@@ -40,7 +40,7 @@ RepeatedCall::~RepeatedCall() {
   }
 }
 
-void RepeatedCall::start() {
+void PersistentCall::start() {
   if (is_under_way()) refuse_second_start(submission_.kind, submission_.name);
   if (is_small_) op_ = engine_->small_calls().start(call_, After::Repeat);
   if (op_) return;
@@ -53,7 +53,7 @@ void RepeatedCall::start() {
   pending_ = engine_->submit(submission_, After::Repeat);
 }
 
-void RepeatedCall::wait() {
+void PersistentCall::wait() {
   if (const auto op = std::exchange(op_, nullptr)) return engine_->small_calls().finish(*op, call_);
   const auto pending = std::exchange(pending_, nullptr);
   if (!pending) return;
@@ -62,7 +62,7 @@ void RepeatedCall::wait() {
     received_.assign(pending->rows.front().begin(), pending->rows.front().end());
 }
 
-bool RepeatedCall::done() const {
+bool PersistentCall::done() const {
   if (!is_under_way()) return true;
   return engine_->poll(op_ ? *op_->pending : *pending_);
 }
@@ -98,7 +98,7 @@ class OnBuffers final : public PersistentWork<T> {
 
  private:
   const std::optional<Detour> detour_;
-  RepeatedCall call_;
+  PersistentCall call_;
 };
 
 /// Makes the operation of a submission that lacks a tensor only. `output`: of what goes into memory

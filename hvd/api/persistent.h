@@ -1,6 +1,6 @@
 #pragma once
-/// RepeatedCall is the common part of persistent operations (`hvd::allreduce_init` and the others)
-/// on buffers and on tensors. Errors are those of hvd/hvd.h.
+/// PersistentCall is the common part of persistent operations (`hvd::allreduce_init` and the
+/// others) on buffers and on tensors. Errors are those of hvd/hvd.h.
 
 #include <cstdint>
 #include <memory>
@@ -16,15 +16,15 @@ namespace hvd {
 /// An operation on memory that stays. It keeps what a start needs: the submission, which was
 /// checked once, and what the engine has found for it, so that the next start looks nothing up. One
 /// thread at a time uses it.
-class HVD_BETWEEN_LIBRARIES RepeatedCall {
+class HVD_BETWEEN_LIBRARIES PersistentCall {
  public:
   /// Keeps `submission`, of one tensor, which passed Engine::check and has a name. `output`: where
   /// the result goes. Its `keep_alive`, if it has one, owns the memory and not this object.
-  RepeatedCall(std::shared_ptr<Engine> engine, Submission submission, void* output);
+  PersistentCall(std::shared_ptr<Engine> engine, Submission submission, void* output);
   /// Waits for an operation under way if nobody keeps its memory alive; otherwise leaves it alone.
-  ~RepeatedCall();
-  RepeatedCall(const RepeatedCall&) = delete;
-  RepeatedCall& operator=(const RepeatedCall&) = delete;
+  ~PersistentCall();
+  PersistentCall(const PersistentCall&) = delete;
+  PersistentCall& operator=(const PersistentCall&) = delete;
 
   /// Starts it; it must not be under way. Throws what Engine::submit throws, and InvalidArgument if
   /// the library was started anew since; nothing has happened then.
@@ -44,9 +44,9 @@ class HVD_BETWEEN_LIBRARIES RepeatedCall {
   std::vector<std::int64_t> received_;
   SmallCall call_;  // refers to the submission
   bool is_small_;   // the fast path may have it
-  std::weak_ptr<PersistentOp> known_;
+  std::weak_ptr<RepeatedOp> known_;
   // At most one of the two, while it is under way.
-  std::shared_ptr<PersistentOp> op_;
+  std::shared_ptr<RepeatedOp> op_;
   std::shared_ptr<HandleState> pending_;
 };
 

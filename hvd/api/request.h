@@ -17,7 +17,7 @@
 #include "hvd/api/world.h"
 #include "hvd/base/text.h"
 #include "hvd/base/visible.h"
-#include "hvd/engine/core/persistent_op.h"
+#include "hvd/engine/core/repeated_op.h"
 #include "hvd/hvd.h"
 #include "hvd/negotiation/values/signature.h"
 #include "hvd/options.h"

@@ -19,10 +19,10 @@
 /// (Transaction, BoardLock), and those of leaves that call nothing: timeline, process sets, staging
 /// memory. Wake-ups and the ends of entries wait until the engine's mutex is free. Threads:
 /// `submit` may be called by any; it announces in the caller's thread. One thread at a time has the
-/// `Turn`: it alone launches and advances batches, and calls the transport. That is a user thread in
-/// a call where there is one; otherwise the coordination thread. A failure is caught once, by the thread that has the turn; it ends the
-/// world: every pending submission fails with its reason, here and on all ranks, until shutdown()
-/// and init().
+/// `Turn`: it alone launches and advances batches, and calls the transport. That is a user thread
+/// in a call where there is one; otherwise the coordination thread. A failure is caught once, by
+/// the thread that has the turn; it ends the world: every pending submission fails with its reason,
+/// here and on all ranks, until shutdown() and init().
 
 #include <atomic>
 #include <chrono>

@@ -33,7 +33,7 @@ class OutcomeHandler {
   /// `said_here`: this rank has appended the record, so it also wakes whom it concerns. Throws
   /// BackendError if the ranks' tables differ.
   void handle(Outcomes& outcomes, bool said_here) HVD_REQUIRES(engine_mutex);
-  /// Returns whether an entry or a persistent operation of this rank still uses the removed set.
+  /// Returns whether an entry or a repeated operation of this rank still uses the removed set.
   [[nodiscard]] bool uses(int process_set) HVD_REQUIRES(engine_mutex);
 
  private:

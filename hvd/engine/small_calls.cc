@@ -20,10 +20,10 @@ bool SmallCalls::try_run(const SmallCall& call) {
   return op != nullptr;
 }
 
-std::shared_ptr<PersistentOp> SmallCalls::start(const SmallCall& call, After after) {
+std::shared_ptr<RepeatedOp> SmallCalls::start(const SmallCall& call, After after) {
   const LibraryCall inside;
   if (call.deadline != kNoDeadline) return nullptr;
-  std::shared_ptr<PersistentOp> op;
+  std::shared_ptr<RepeatedOp> op;
   Work work = Work::None;
   {
     const EngineLock lock(mutex_);
@@ -49,7 +49,7 @@ SmallCalls::Work SmallCalls::work_left(bool in_burst) {
   return leader_ && !in_burst ? Work::Small : Work::None;
 }
 
-/// Starts what nobody comes back for but by its state, if there is a persistent operation. Null,
+/// Starts what nobody comes back for but by its state, if there is a repeated operation. Null,
 /// and nothing has happened, if not.
 std::shared_ptr<HandleState> SmallCalls::start_of(const Submission& submission) {
   std::array<SmallTensor, limit(Limit::GroupTensors)> group;
@@ -81,14 +81,14 @@ std::shared_ptr<HandleState> SmallCalls::start_unowned(const SmallCall& call,
   return pending;
 }
 
-void SmallCalls::finish(PersistentOp& op, const SmallCall& call) {
+void SmallCalls::finish(RepeatedOp& op, const SmallCall& call) {
   const LibraryCall inside;
   if (!op.pending->done.load(std::memory_order_relaxed)) {
     end_gathered();
     await_round(op.awaited(), *op.pending);
   }
   struct Leaving {
-    PersistentOp& op;
+    RepeatedOp& op;
     ~Leaving() { op.in_use.store(false, std::memory_order_release); }
   } const leaving{op};
   loop_.wait_for(*op.pending);
@@ -96,7 +96,7 @@ void SmallCalls::finish(PersistentOp& op, const SmallCall& call) {
 }
 
 /// Gives the others a moment, and ends what can be ended.
-void SmallCalls::await_round(const PersistentOp::Awaited& round, const HandleState& pending) {
+void SmallCalls::await_round(const RepeatedOp::Awaited& round, const HandleState& pending) {
   if (round.is_direct) drive_direct(round, pending);
   if (round.is_direct ? !board_.rounds().has_result(round.slot) : !fast_path_.await(round, pending))
     return;
@@ -125,7 +125,7 @@ void SmallCalls::end_gathered() {
 }
 
 /// Gives the other domains a moment, without the rest of what driving costs.
-void SmallCalls::drive_direct(const PersistentOp::Awaited& round, const HandleState& pending) {
+void SmallCalls::drive_direct(const RepeatedOp::Awaited& round, const HandleState& pending) {
   const auto is_over = [&] {
     return pending.done.load(std::memory_order_acquire) || board_.rounds().has_result(round.slot);
   };
@@ -151,7 +151,7 @@ void SmallCalls::drive_direct(const PersistentOp::Awaited& round, const HandleSt
   board_.bells().set_leader_looks(false);
 }
 
-void SmallCalls::abandon(const std::shared_ptr<PersistentOp>& op, std::shared_ptr<void> owner) {
+void SmallCalls::abandon(const std::shared_ptr<RepeatedOp>& op, std::shared_ptr<void> owner) {
   const LibraryCall inside;
   const EngineLock lock(mutex_);
   if (op->pending->done.load()) {
@@ -162,10 +162,10 @@ void SmallCalls::abandon(const std::shared_ptr<PersistentOp>& op, std::shared_pt
 }
 
 /// Returns the round that this is the state of; none if it is negotiated. Ends what has gathered.
-std::optional<PersistentOp::Awaited> SmallCalls::find_round(const HandleState& pending) {
+std::optional<RepeatedOp::Awaited> SmallCalls::find_round(const HandleState& pending) {
   const EngineLock lock(mutex_);
   if (burst_.has_complete()) end_complete();
-  const PersistentOp* const op = fast_path_.find(pending);
+  const RepeatedOp* const op = fast_path_.find(pending);
   return op == nullptr ? std::nullopt : std::optional(op->awaited());
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// The callers of repeated small operations (hvd/engine/core/persistent_op.h): starts their rounds
+/// The callers of repeated small operations (hvd/engine/core/repeated_op.h): starts their rounds
 /// on the fast path, gives the other ranks a moment for them, and takes the results. Any thread,
 /// but for what needs the engine's mutex.
 // Tested in tests/hvd/engine/fast_path_test.cc
@@ -40,19 +40,19 @@ class SmallCalls {
         loop_(loop) {}
 
   /// Submits the operation and waits for it, without memory from the heap, if this rank has a
-  /// persistent operation for it: if it has been submitted twice before by a caller that waited.
+  /// repeated operation for it: if it has been submitted twice before by a caller that waited.
   /// Returns false, and nothing has happened, if not: it is to be submitted. Throws as
   /// `Engine::wait` does.
   HVD_BETWEEN_LIBRARIES bool try_run(const SmallCall& call);
   /// Returns what `try_run` returns true for, and does not wait for it: `finish` or `abandon` must
   /// follow, with the same call. Null, and nothing has happened, if there is none. `after`: Wait or
   /// Repeat.
-  std::shared_ptr<PersistentOp> start(const SmallCall& call, After after);
+  std::shared_ptr<RepeatedOp> start(const SmallCall& call, After after);
   /// Waits for what `start` has returned. Throws as `Engine::wait` does.
-  void finish(PersistentOp& op, const SmallCall& call);
+  void finish(RepeatedOp& op, const SmallCall& call);
   /// Leaves it to itself: `owner` (not null) owns its memory, and is released when it has ended.
-  void abandon(const std::shared_ptr<PersistentOp>& op, std::shared_ptr<void> owner);
-  /// Starts what its caller waits for by the state that is returned, if there is a persistent
+  void abandon(const std::shared_ptr<RepeatedOp>& op, std::shared_ptr<void> owner);
+  /// Starts what its caller waits for by the state that is returned, if there is a repeated
   /// operation for it: as `Engine::submit` does, without a submission. `owner` owns its memory.
   /// Null, and nothing has happened, if there is none. Throws as `submit` does.
   std::shared_ptr<HandleState> start_unowned(const SmallCall& call,
@@ -72,9 +72,9 @@ class SmallCalls {
   enum class Work : std::uint8_t { None, Small, Large };
   bool may_start() HVD_REQUIRES(engine_mutex);
   Work work_left(bool in_burst) HVD_REQUIRES(engine_mutex);
-  std::optional<PersistentOp::Awaited> find_round(const HandleState& pending);
-  void await_round(const PersistentOp::Awaited& round, const HandleState& pending);
-  void drive_direct(const PersistentOp::Awaited& round, const HandleState& pending);
+  std::optional<RepeatedOp::Awaited> find_round(const HandleState& pending);
+  void await_round(const RepeatedOp::Awaited& round, const HandleState& pending);
+  void drive_direct(const RepeatedOp::Awaited& round, const HandleState& pending);
 
   const EngineParts& parts_;
   Board& board_;

@@ -110,7 +110,8 @@ int main(int argc, char** argv) {
     std::fprintf(
         stderr,
         "contract_tests: %s\nusage: contract_tests [--threads N[,N...] | --mpi [--gpu] [--world]] "
-        "[--backend shm|nccl|nccl_window|shared|staged] [--filter text] [--routes name[,name...]]\n",
+        "[--backend shm|nccl|nccl_window|shared|staged] [--filter text] [--routes "
+        "name[,name...]]\n",
         error.what());
     return 2;
   } catch (const std::exception& error) {

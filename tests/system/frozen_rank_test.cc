@@ -61,7 +61,7 @@ struct RoundWorld {
     }
   }
   /// What a rank has started, for the last one.
-  void tell(const PersistentOp& op) {
+  void tell(const RepeatedOp& op) {
     unit = op.unit;
     started = true;
   }

@@ -1,4 +1,4 @@
-// Persistent operations on tensors. Plain host tensors go by a RepeatedCall, which knows their
+// Persistent operations on tensors. Plain host tensors go by a PersistentCall, which knows their
 // memory; all else, and what autograd is to follow, is started as the `_async` form.
 #include "hvd/api/persistent.h"
 
@@ -104,7 +104,7 @@ class OnTensors : public PersistentWork<T> {
   virtual void check_memory() const { changed_.check(kind_, options_.name); }
   [[nodiscard]] virtual bool autograd_follows() const = 0;
   [[nodiscard]] virtual Handle<T> start_async() const = 0;
-  virtual void take_result(const RepeatedCall& /*call*/) {}
+  virtual void take_result(const PersistentCall& /*call*/) {}
 
   const OpKind kind_;
   Options options_;
@@ -112,7 +112,7 @@ class OnTensors : public PersistentWork<T> {
   T last_;  // what `wait()` returns
 
  private:
-  std::optional<RepeatedCall> call_;
+  std::optional<PersistentCall> call_;
   std::optional<Handle<T>> handle_;  // of one that is under way
 };
 
@@ -212,7 +212,7 @@ class Exchange final : public Into<AlltoallResult, AlltoallOptions> {
              detail::splits_of(input, options)) {}
 
  private:
-  void take_result(const RepeatedCall& call) override {
+  void take_result(const PersistentCall& call) override {
     const at::Device device = options_.splits ? options_.splits->device() : at::Device(at::kCPU);
     last_.received_splits = torch::tensor(call.received(), at::kLong).to(device, at::kInt);
   }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "hvd/engine/core/persistent_op.h"
+#include "hvd/engine/core/repeated_op.h"
 
 namespace hvd {
 

@@ -27,7 +27,7 @@ enum class EntryEvent : std::uint8_t { Agree, Launch, Finish, Fail };
 /// tensors is done when agreed. Throws std::logic_error for any other pair: a bug here.
 EntryState advance(EntryState state, EntryEvent event);
 
-struct PersistentOp;
+struct RepeatedOp;
 
 /// One submission of this rank, on its way.
 struct Entry {
@@ -48,8 +48,8 @@ struct Entry {
   std::vector<std::vector<std::int64_t>>
       before;  ///< Alltoall: per tensor, rows of each rank's that go to the ranks before this one
   std::optional<UnnamedPlace> unnamed;  ///< of a submission without a name
-  PersistentOp* op = nullptr;           ///< the persistent operation it belongs to; null for most
-  bool repeats = false;     ///< awaited, and nothing introduced: worth a persistent operation
+  RepeatedOp* op = nullptr;             ///< the repeated operation it belongs to; null for most
+  bool repeats = false;     ///< awaited, and nothing introduced: worth a repeated operation
   std::uint64_t trace = 0;  ///< its number in the timeline, 0 if it is not recorded there
   Timeline::Copy copied;    ///< when `prepare` copied, if the timeline wants to know
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();

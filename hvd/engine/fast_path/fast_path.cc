@@ -40,13 +40,13 @@ FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& co
 
 // ----------------------------------------------------------------------------------------- running
 
-bool FastPath::is_ready(PersistentOp& op) {
+bool FastPath::is_ready(RepeatedOp& op) {
   if (op.place.entry.empty() || !work_.is_valid(op)) return false;
   if (op.memory != nullptr && !op.is_pulled() && !op.memory->is_free(op.location)) return false;
   return ledger_.empty() || ledger_.find(op.key) == nullptr;
 }
 
-bool FastPath::is_unseen(const PersistentOp& op) {
+bool FastPath::is_unseen(const RepeatedOp& op) {
   constexpr long kOwn = 2;  // its own, and its entry's
   if (op.in_use.load(std::memory_order_acquire)) return true;
   return op.is_handed_out && !op.pending->waited_for.load(std::memory_order_relaxed) &&
@@ -58,7 +58,7 @@ bool FastPath::is_unseen(const UnitKey& key) const {
   return op != nullptr && !is_unnamed(key.name) && is_unseen(*op);
 }
 
-void FastPath::begin(PersistentOp& op, const SmallCall& call) {
+void FastPath::begin(RepeatedOp& op, const SmallCall& call) {
   if (std::exchange(op.is_handed_out, false))
     op.place.entry.mapped()->pending = op.pending = std::make_shared<HandleState>();
   op.input = call.input;
@@ -81,7 +81,7 @@ void FastPath::begin(PersistentOp& op, const SmallCall& call) {
 
 /// Copies the input to the block, also where inline data is enough: another rank may negotiate the
 /// operation.
-void FastPath::fill_block(PersistentOp& op) const {
+void FastPath::fill_block(RepeatedOp& op) const {
   if (op.input_bytes == 0 ||
       (op.traits.kind == OpKind::Broadcast && op.traits.root != parts_.topology.rank))
     return;
@@ -109,10 +109,10 @@ std::shared_ptr<HandleState> FastPath::start_unowned(const SmallCall& call,
   return op->pending;
 }
 
-std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits) {
+std::shared_ptr<RepeatedOp> FastPath::start(const SmallCall& call, bool waits) {
   if (factory_.ops().size() == 0) return nullptr;
   const bool gathers = !waits && burst_.fast() > 0;
-  std::shared_ptr<PersistentOp> op;
+  std::shared_ptr<RepeatedOp> op;
   bool is_ours = false;
   try {
     log_.read();
@@ -158,7 +158,7 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
   } catch (...) {
     board_.set_failure(status_of_current_exception());
     if (!is_ours) return nullptr;
-    if (op->state == PersistentOp::State::Idle && !op->pending->done) {  // it had not arrived yet
+    if (op->state == RepeatedOp::State::Idle && !op->pending->done) {  // it had not arrived yet
       op->in_use.store(false);
       return nullptr;
     }
@@ -171,18 +171,18 @@ std::shared_ptr<PersistentOp> FastPath::start(const SmallCall& call, bool waits)
 }
 
 /// Returns false if the unit was evicted meanwhile.
-bool FastPath::arrive(PersistentOp& op, bool gathers) {
+bool FastPath::arrive(RepeatedOp& op, bool gathers) {
   board_.rounds().set_location(op.unit.id, op.location);
   for (std::uint32_t i = 1; i < op.group.size(); ++i)
     board_.rounds().keep_location(op.unit.id + i, op.location + op.group[i].at);
   if (!op.is_direct() && !gathers && arrive_last(op)) return true;
   const std::uint32_t arrived = board_.rounds().arrive(op.unit.id, op.unit.generation);
   if (arrived == 0) return false;
-  op.state = PersistentOp::State::Arrived;
+  op.state = RepeatedOp::State::Arrived;
   arrived_.push_back(&op);
   if (op.is_direct()) direct_ops_.push_back(&op);
   log_.read();  // which may end it
-  if (op.state == PersistentOp::State::Idle) return true;
+  if (op.state == RepeatedOp::State::Idle) return true;
   const bool is_last = arrived == op.indices.size();
   const bool can_run = is_last && work_.is_possible(op);
   if (can_run && gathers) {  // any of them can end it
@@ -204,11 +204,11 @@ bool FastPath::arrive(PersistentOp& op, bool gathers) {
   return true;
 }
 
-Entry& FastPath::adopt(PersistentOp& op) {
-  if (op.state == PersistentOp::State::Adopted) return *ledger_.find(op.unit);
+Entry& FastPath::adopt(RepeatedOp& op) {
+  if (op.state == RepeatedOp::State::Adopted) return *ledger_.find(op.unit);
   if (!ledger_.put_back(op.place))
     throw std::logic_error("the fast path: an operation under a name that is in flight");
-  op.state = PersistentOp::State::Adopted;
+  op.state = RepeatedOp::State::Adopted;
   Entry& entry = *ledger_.find(op.unit);
   entry.state = EntryState::Waiting;
   entry.unfinished = 0;
@@ -230,11 +230,11 @@ Entry& FastPath::adopt(PersistentOp& op) {
 }
 
 void FastPath::adopt_all() {
-  for (PersistentOp* op : arrived_)
-    if (op->state == PersistentOp::State::Arrived) adopt(*op);
+  for (RepeatedOp* op : arrived_)
+    if (op->state == RepeatedOp::State::Arrived) adopt(*op);
 }
 
-bool FastPath::await(const PersistentOp::Awaited& round, const HandleState& pending) {
+bool FastPath::await(const RepeatedOp::Awaited& round, const HandleState& pending) {
   // A complete round is left for a while to who arrived last: that one ends it with others that it
   // is about to arrive in. Nor is the line read on which the ranks arrive.
   bool is_there = false;
@@ -252,7 +252,7 @@ bool FastPath::await(const PersistentOp::Awaited& round, const HandleState& pend
 
 /// The round is complete, and is ended with what comes after it: by a rank that waits for it, or by
 /// this one. Who has fallen asleep over it is not woken for each.
-void FastPath::gather(const PersistentOp& op) {
+void FastPath::gather(const RepeatedOp& op) {
   burst_.set_complete(true);
   if (has_called_help_ || !(op.is_direct() || board_.bells().has_watchers())) return;
   has_called_help_ = true;
@@ -260,19 +260,19 @@ void FastPath::gather(const PersistentOp& op) {
 }
 
 /// Returns whether the operation waits for its round to end.
-bool FastPath::is_waiting(const PersistentOp& op) const {
-  return op.state == PersistentOp::State::Arrived ||
+bool FastPath::is_waiting(const RepeatedOp& op) const {
+  return op.state == RepeatedOp::State::Arrived ||
          ledger_.find(op.unit)->state == EntryState::Waiting;
 }
 
-const PersistentOp* FastPath::find(const HandleState& pending) const {
+const RepeatedOp* FastPath::find(const HandleState& pending) const {
   const auto found = std::ranges::find_if(
-      arrived_, [&](const PersistentOp* op) { return op->pending.get() == &pending; });
+      arrived_, [&](const RepeatedOp* op) { return op->pending.get() == &pending; });
   return found == arrived_.end() ? nullptr : *found;
 }
 
 bool FastPath::has_complete() const {
-  for (const PersistentOp* op : arrived_) {
+  for (const RepeatedOp* op : arrived_) {
     if (board_.rounds().has_result(op->unit.id)) return true;
     if (!op->is_direct() && board_.rounds().is_to_claim(op->unit.id, op->indices.size()) &&
         is_waiting(*op))
@@ -289,7 +289,7 @@ void FastPath::end_complete() {
   complete_.clear();
   negotiated_.clear();
   bool is_leaders = false;
-  for (PersistentOp* op : arrived_) {
+  for (RepeatedOp* op : arrived_) {
     if (!board_.rounds().is_to_claim(op->unit.id, op->indices.size()) || !is_waiting(*op)) continue;
     if (!op->is_direct()) {
       complete_.push_back(op);
@@ -311,7 +311,7 @@ void FastPath::end_complete() {
   take_results();
   for (const auto& unit : negotiated_) {
     const auto op = std::ranges::find_if(
-        arrived_, [&](const PersistentOp* other) { return other->unit == unit; });
+        arrived_, [&](const RepeatedOp* other) { return other->unit == unit; });
     if (op != arrived_.end() && is_waiting(**op)) take_long_way(**op);
   }
 }
@@ -323,7 +323,7 @@ std::size_t FastPath::end_batch(std::size_t first) {
   std::size_t bytes = 0;
   std::size_t next = first;
   for (; next < complete_.size(); ++next) {
-    PersistentOp& op = *complete_[next];
+    RepeatedOp& op = *complete_[next];
     if (!claimed_.empty() &&
         (bytes + op.input_bytes > most_batch_bytes_ || !share_batch(*claimed_.front(), op)))
       break;
@@ -335,7 +335,7 @@ std::size_t FastPath::end_batch(std::size_t first) {
     }
   }
   for (std::size_t i = 0; i < claimed_.size(); ++i) {
-    PersistentOp& op = *claimed_[i];
+    RepeatedOp& op = *claimed_[i];
     work_.find_blocks(op);  // the last that were found are another's
     work_.run(op);
     work_.end(op, company_of(i, claimed_.size()));
@@ -346,35 +346,35 @@ std::size_t FastPath::end_batch(std::size_t first) {
 /// Arrives, claims the round and ends it in one step, if all others have arrived; returns false
 /// otherwise. What one of them says between the look at the log and the claim, it says of a round
 /// that it has arrived in, and finds ended.
-bool FastPath::arrive_last(PersistentOp& op) {
+bool FastPath::arrive_last(RepeatedOp& op) {
   if (!board_.rounds().expect_to_be_last(op.unit.id, op.indices) || !work_.is_possible(op))
     return false;
   if (!board_.rounds().arrive_last(op.unit.id, op.unit.generation,
                                    static_cast<std::uint32_t>(op.indices.size())))
     return false;
-  op.state = PersistentOp::State::Arrived;
+  op.state = RepeatedOp::State::Arrived;
   arrived_.push_back(&op);
   run_for_all(op);
   return true;
 }
 
-void FastPath::run_for_all(PersistentOp& op) {
+void FastPath::run_for_all(RepeatedOp& op) {
   work_.run(op);
   tell_results(op, Rounds::Company::Alone);
 }
 
-void FastPath::give_results(PersistentOp& op, Rounds::Company company) {
+void FastPath::give_results(RepeatedOp& op, Rounds::Company company) {
   // Nobody else ends what is prepared.
   if (!work_.claim(op))
     throw std::logic_error("the fast path: a prepared round that another has ended");
   tell_results(op, company);
 }
 
-void FastPath::take_long_way(PersistentOp& op) {
+void FastPath::take_long_way(RepeatedOp& op) {
   engine_.arrived(adopt(op), static_cast<std::uint32_t>(op.indices.size()));
 }
 
-void FastPath::tell_results(PersistentOp& op, Rounds::Company company) {
+void FastPath::tell_results(RepeatedOp& op, Rounds::Company company) {
   work_.end(op, company);
   const bool is_pulled = op.is_pulled();
   if (is_pulled) mutex_.wake_watchers();  // they work at the same time as this rank
@@ -384,7 +384,7 @@ void FastPath::tell_results(PersistentOp& op, Rounds::Company company) {
 
 void FastPath::take_results() {
   for (std::size_t i = 0; i < arrived_.size();) {
-    PersistentOp& op = *arrived_[i];
+    RepeatedOp& op = *arrived_[i];
     if (board_.rounds().has_result(op.unit.id) && is_waiting(op)) {
       take_result(op);  // takes it out of the list
     } else {
@@ -393,7 +393,7 @@ void FastPath::take_results() {
   }
 }
 
-void FastPath::take_result(PersistentOp& op) {
+void FastPath::take_result(RepeatedOp& op) {
   op.is_alike = true;
   if (op.is_pulled()) work_.pulled().find_sources(op);
   // from here on the note may be another operation's
@@ -417,7 +417,7 @@ void FastPath::take_result(PersistentOp& op) {
     stats.add(stats.tensors_fused, std::max<std::size_t>(1, op.group.size()));
   if (op.memory != nullptr && reduces(op.traits.kind))
     stats.add(stats.bytes_reduced, op.input_bytes);
-  if (op.state == PersistentOp::State::Adopted) {
+  if (op.state == RepeatedOp::State::Adopted) {
     Entry& entry = *ledger_.find(op.unit);
     entry.state = advance(entry.state, EntryEvent::Agree);
     return engine_.finish(entry, {});
@@ -432,7 +432,7 @@ void FastPath::take_result(PersistentOp& op) {
   mutex_.wake_worker();
 }
 
-void FastPath::fetch(PersistentOp& op, const SmallCall& call) {
+void FastPath::fetch(RepeatedOp& op, const SmallCall& call) {
   if (op.is_alike) {
     std::fill(call.received.begin(), call.received.end(),
               op.result_rows / static_cast<std::int64_t>(op.set->ranks.size()));
@@ -443,7 +443,7 @@ void FastPath::fetch(PersistentOp& op, const SmallCall& call) {
   if (op.is_pulled()) {
     // Whatever becomes of it here, the others' blocks are theirs again.
     struct Reading {
-      PersistentOp& op;
+      RepeatedOp& op;
       ~Reading() { PulledRounds::let_go(op); }
     } const reading{op};
     return PulledRounds::pull(op, op.allocate(op.context, op.result_rows));
@@ -453,7 +453,7 @@ void FastPath::fetch(PersistentOp& op, const SmallCall& call) {
 }
 
 bool FastPath::end(Entry& entry, bool failed) {
-  PersistentOp& op = *entry.op;
+  RepeatedOp& op = *entry.op;
   // Asked before the result: a round that ends in between has one.
   const bool is_open =
       failed && op.is_pulled() && board_.rounds().has_arrived(entry.unit.id, board_.self());
@@ -467,14 +467,14 @@ bool FastPath::end(Entry& entry, bool failed) {
   return true;
 }
 
-void FastPath::ended(PersistentOp& op) {
-  op.state = PersistentOp::State::Idle;
+void FastPath::ended(RepeatedOp& op) {
+  op.state = RepeatedOp::State::Idle;
   std::erase(arrived_, &op);
   if (op.is_direct()) std::erase(direct_ops_, &op);
 }
 
 /// Lets go of an operation that has ended, if its caller does not take the result.
-void FastPath::let_go(PersistentOp& op) {
+void FastPath::let_go(RepeatedOp& op) {
   if (!op.owner) return;
   if (!mutex_.continuations().keep(*op.pending, op.owner)) mutex_.destroy(std::move(op.owner));
   op.in_use.store(false);

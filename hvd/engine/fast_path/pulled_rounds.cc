@@ -18,11 +18,11 @@ constexpr std::uint32_t kNobodyKnows = ~std::uint32_t{0};  // as many readers as
 }  // namespace
 
 /// Returns whether the others get anything from the rank of the set.
-bool PulledRounds::is_read(const PersistentOp& op, int rank) const {
+bool PulledRounds::is_read(const RepeatedOp& op, int rank) const {
   return op.traits.kind != OpKind::Broadcast || op.traits.root == rank;
 }
 
-bool PulledRounds::begin(PersistentOp& op) const {
+bool PulledRounds::begin(RepeatedOp& op) const {
   let_go(op);  // of a result that nobody has fetched
   const bool is_source = is_read(op, rank_);
   const auto location = op.slots->lend(is_source ? op.input_bytes : 0);
@@ -33,13 +33,13 @@ bool PulledRounds::begin(PersistentOp& op) const {
   return true;
 }
 
-bool PulledRounds::have_all_begun(const PersistentOp& op) const {
+bool PulledRounds::have_all_begun(const RepeatedOp& op) const {
   return std::ranges::all_of(op.indices, [&](int index) {
     return op.slots->is_lent(board_.rounds().coming_location(op.unit.id, index));
   });
 }
 
-void PulledRounds::tell(const PersistentOp& op) const {
+void PulledRounds::tell(const RepeatedOp& op) const {
   Words words{};
   std::size_t count = 0;
   for (std::size_t i = 0; i < op.indices.size(); ++i)
@@ -50,7 +50,7 @@ void PulledRounds::tell(const PersistentOp& op) const {
                 count * sizeof(std::uint64_t));
 }
 
-void PulledRounds::find_sources(PersistentOp& op) const {
+void PulledRounds::find_sources(RepeatedOp& op) const {
   Words words{};
   std::memcpy(words.data(), board_.rounds().note(op.unit.id, board_.self()).data(), sizeof words);
   std::size_t count = 0;
@@ -61,18 +61,18 @@ void PulledRounds::find_sources(PersistentOp& op) const {
   op.is_lent = false;
 }
 
-void PulledRounds::pull(PersistentOp& op, void* output) {
+void PulledRounds::pull(RepeatedOp& op, void* output) {
   if (output != nullptr) op.slots->pull(op.traits, op.count, op.sources, op.parts, output);
   let_go(op);
 }
 
-void PulledRounds::let_go(PersistentOp& op) {
+void PulledRounds::let_go(RepeatedOp& op) {
   if (op.sources.empty()) return;
   op.slots->finish_reading(op.sources);
   op.sources.clear();
 }
 
-void PulledRounds::end(PersistentOp& op, bool is_open) const {
+void PulledRounds::end(RepeatedOp& op, bool is_open) const {
   if (!std::exchange(op.is_lent, false)) return;
   op.slots->take_back(op.location, is_open ? kNobodyKnows : 0);
 }

@@ -9,7 +9,7 @@ Rounds::Company company_of(std::size_t place, std::size_t count) {
   return place == 0 ? Rounds::Company::First : Rounds::Company::Rest;
 }
 
-bool share_batch(const PersistentOp& one, const PersistentOp& other) {
+bool share_batch(const RepeatedOp& one, const RepeatedOp& other) {
   return one.set->id == other.set->id && one.memory == other.memory;
 }
 
@@ -18,11 +18,11 @@ RoundWork::RoundWork(const EngineParts& parts, NegotiationLog& log)
   blocks_.reserve(static_cast<std::size_t>(board_.ranks()));
 }
 
-bool RoundWork::is_valid(PersistentOp& op) {
+bool RoundWork::is_valid(RepeatedOp& op) {
   if (op.judged_at == board_.log().read_position())
-    return op.verdict != PersistentOp::Verdict::Invalid;
+    return op.verdict != RepeatedOp::Verdict::Invalid;
   op.judged_at = board_.log().read_position();
-  op.verdict = PersistentOp::Verdict::Invalid;
+  op.verdict = RepeatedOp::Verdict::Invalid;
   const int set = op.set->id;
   if (!log_.table().sets().has(set) || !log_.table().sets().joined(set).empty() ||
       log_.table().any_left() || !log_.table().knows(op.unit.id))
@@ -33,20 +33,20 @@ bool RoundWork::is_valid(PersistentOp& op) {
   if (unit.signatures.of(static_cast<std::size_t>(op.set->rank)) != op.signature) return false;
   const bool all_same =
       unit.signatures.all_say({0, static_cast<int>(op.set->ranks.size())}, op.signature);
-  op.verdict = all_same ? PersistentOp::Verdict::AllSame : PersistentOp::Verdict::Valid;
+  op.verdict = all_same ? RepeatedOp::Verdict::AllSame : RepeatedOp::Verdict::Valid;
   return true;
 }
 
-bool RoundWork::is_possible(PersistentOp& op) {
+bool RoundWork::is_possible(RepeatedOp& op) {
   // What another has said since this rank has read, negotiation deals with. From the claim on
   // nobody says anything of the unit.
-  if (!is_valid(op) || op.verdict != PersistentOp::Verdict::AllSame ||
+  if (!is_valid(op) || op.verdict != RepeatedOp::Verdict::AllSame ||
       board_.log().tail() != board_.log().read_position())
     return false;
   return find_blocks(op);
 }
 
-bool RoundWork::find_blocks(const PersistentOp& op) {
+bool RoundWork::find_blocks(const RepeatedOp& op) {
   if (op.is_pulled()) return pulled_.have_all_begun(op);
   const std::uint32_t unit = op.unit.id;
   blocks_.clear();
@@ -64,18 +64,18 @@ bool RoundWork::find_blocks(const PersistentOp& op) {
   return true;
 }
 
-std::span<const std::byte* const> RoundWork::inputs(const PersistentOp& op) {
+std::span<const std::byte* const> RoundWork::inputs(const RepeatedOp& op) {
   if (!op.is_in_place) return blocks_;
   input_ = static_cast<const std::byte*>(op.input);
   return {&input_, 1};
 }
 
-bool RoundWork::claim(const PersistentOp& op) {
+bool RoundWork::claim(const RepeatedOp& op) {
   return board_.rounds().claim(op.unit.id, op.unit.generation,
                                static_cast<std::uint32_t>(op.indices.size()));
 }
 
-void RoundWork::run(const PersistentOp& op) {
+void RoundWork::run(const RepeatedOp& op) {
   if (op.is_pulled()) {
     pulled_.tell(op);
   } else if (op.memory != nullptr) {
@@ -83,12 +83,12 @@ void RoundWork::run(const PersistentOp& op) {
   }
 }
 
-void RoundWork::end(const PersistentOp& op, Rounds::Company company) {
+void RoundWork::end(const RepeatedOp& op, Rounds::Company company) {
   board_.rounds().give_results(op.unit.id, op.indices, company);
   board_.rounds().reset_arrivals(op.unit.id, 1);
 }
 
-void RoundWork::copy_result(PersistentOp& op) {
+void RoundWork::copy_result(RepeatedOp& op) {
   // The inline data is not the operation's own: it may belong to the next one before the caller has
   // fetched the result.
   void* const output = op.is_to_fetch ? op.block + op.result_at : op.output;

@@ -75,11 +75,11 @@ bool DirectPath::look(LeaderTree& tree) {
 
 /// Returns the operation in flight that the leaders call so; null if there is none any more. They
 /// are mostly looked for in their order.
-PersistentOp* DirectPath::find(std::uint32_t number, const UnitKey& key) {
+RepeatedOp* DirectPath::find(std::uint32_t number, const UnitKey& key) {
   const auto& ops = fast_path_.direct_ops();
   for (std::size_t looks = 0; looks < ops.size(); ++looks) {
     if (found_at_ >= ops.size()) found_at_ = 0;
-    PersistentOp* const op = ops[found_at_++];
+    RepeatedOp* const op = ops[found_at_++];
     if (op->number == number && op->key == key) return op;
   }
   return nullptr;
@@ -104,7 +104,7 @@ bool DirectPath::act_on_messages(LeaderTree& tree) {
 
 /// Gives up this domain's contribution: its ranks negotiate the operation.
 void DirectPath::fall_back(std::uint32_t number, const UnitKey& key) {
-  PersistentOp* const op = find(number, key);
+  RepeatedOp* const op = find(number, key);
   if (op == nullptr) return;  // it has failed meanwhile
   {
     const BoardLock lock(board_);
@@ -114,7 +114,7 @@ void DirectPath::fall_back(std::uint32_t number, const UnitKey& key) {
 }
 
 /// Returns whether all ranks of this domain have arrived, and nothing has been said of it yet.
-bool DirectPath::is_to_begin(const PersistentOp& op) const {
+bool DirectPath::is_to_begin(const RepeatedOp& op) const {
   if (board_.rounds().is_promised(op.unit.id) ||
       board_.rounds().arrivals(op.unit.id) != op.indices.size() || !table().knows(op.unit.id))
     return false;
@@ -125,7 +125,7 @@ bool DirectPath::is_to_begin(const PersistentOp& op) const {
 bool DirectPath::has_any_to_begin() const {
   const auto& ops = fast_path_.direct_ops();
   return std::ranges::any_of(
-      ops, [this](const PersistentOp* op) HVD_REQUIRES(engine_mutex) { return is_to_begin(*op); });
+      ops, [this](const RepeatedOp* op) HVD_REQUIRES(engine_mutex) { return is_to_begin(*op); });
 }
 
 /// Contributes to each operation at which this domain has arrived, or has it negotiated.
@@ -146,7 +146,7 @@ bool DirectPath::promise_rounds(LeaderTree& tree) {
   for (const UnitRef& unit : slow_) {
     const auto& ops = fast_path_.direct_ops();
     const auto op =
-        std::ranges::find_if(ops, [&](const PersistentOp* other) { return other->unit == unit; });
+        std::ranges::find_if(ops, [&](const RepeatedOp* other) { return other->unit == unit; });
     if (op != ops.end() && is_to_begin(**op)) fast_path_.take_long_way(**op);
   }
   return !promised_.empty() || !slow_.empty();
@@ -155,7 +155,7 @@ bool DirectPath::promise_rounds(LeaderTree& tree) {
 /// Prepares the rounds that this domain can contribute to, and lists those that it cannot. Requires
 /// the board's lock, and that the log is read.
 void DirectPath::judge(LeaderTree& tree) {
-  for (PersistentOp* const op : fast_path_.direct_ops()) {
+  for (RepeatedOp* const op : fast_path_.direct_ops()) {
     if (!is_to_begin(*op)) continue;
     if (may_promise(*op, tree)) {
       board_.rounds().promise(op->unit.id);
@@ -166,16 +166,16 @@ void DirectPath::judge(LeaderTree& tree) {
   }
 }
 
-bool DirectPath::may_promise(PersistentOp& op, const LeaderTree& tree) {
+bool DirectPath::may_promise(RepeatedOp& op, const LeaderTree& tree) {
   const UnitKey* const called = tree.key_of(op.number);
   if (called == nullptr || !(*called == op.key))
-    op.number = tree.number_of(op.key).value_or(PersistentOp::kNoNumber);
-  return op.number != PersistentOp::kNoNumber && rounds_.may_promise(op.number) &&
+    op.number = tree.number_of(op.key).value_or(RepeatedOp::kNoNumber);
+  return op.number != RepeatedOp::kNoNumber && rounds_.may_promise(op.number) &&
          !is_being_removed(op.set->id) && fast_path_.work().is_possible(op);
 }
 
 /// `left`: how many contributions follow at once, with this one.
-void DirectPath::contribute(PersistentOp& op, std::size_t left) {
+void DirectPath::contribute(RepeatedOp& op, std::size_t left) {
   if (!fast_path_.work().find_blocks(op))
     throw std::logic_error("leaders: a prepared round without the blocks that were there");
   const std::size_t bytes =
@@ -208,7 +208,7 @@ bool DirectPath::end_rounds(LeaderTree& tree) {
   };
   for (std::size_t i = 0; i < complete.size(); ++i) {
     const auto number = complete[i];
-    PersistentOp* const op = ended_[i];
+    RepeatedOp* const op = ended_[i];
     if (op != nullptr && fast_path_.work().find_blocks(*op)) {
       if (op->leaders != nullptr)
         op->leaders->combine(op->traits, op->count, rounds_.contributions(number),

@@ -76,17 +76,16 @@ class DirectPath {
  private:
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }
   bool act_on_messages(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
-  [[nodiscard]] bool is_to_begin(const PersistentOp& op) const HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] bool is_to_begin(const RepeatedOp& op) const HVD_REQUIRES(engine_mutex);
   bool promise_rounds(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool is_being_removed(int process_set) const HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool has_any_to_begin() const HVD_REQUIRES(engine_mutex);
   void judge(LeaderTree& tree) HVD_REQUIRES(engine_mutex, board_lock);
-  [[nodiscard]] bool may_promise(PersistentOp& op, const LeaderTree& tree)
-      HVD_REQUIRES(engine_mutex);
-  void contribute(PersistentOp& op, std::size_t left) HVD_REQUIRES(engine_mutex);
+  [[nodiscard]] bool may_promise(RepeatedOp& op, const LeaderTree& tree) HVD_REQUIRES(engine_mutex);
+  void contribute(RepeatedOp& op, std::size_t left) HVD_REQUIRES(engine_mutex);
   bool end_rounds(LeaderTree& tree) HVD_REQUIRES(engine_mutex);
   void fall_back(std::uint32_t number, const UnitKey& key) HVD_REQUIRES(engine_mutex);
-  [[nodiscard]] PersistentOp* find(std::uint32_t number, const UnitKey& key)
+  [[nodiscard]] RepeatedOp* find(std::uint32_t number, const UnitKey& key)
       HVD_REQUIRES(engine_mutex);
 
   const EngineParts& parts_;
@@ -96,9 +95,9 @@ class DirectPath {
   const std::uint64_t domains_elsewhere_;  ///< on other hosts
   DirectLane lane_;
   DirectRounds rounds_;
-  std::vector<PersistentOp*> promised_;  ///< of `promise_rounds`: what this domain contributes to
-  std::vector<UnitRef> slow_;            ///< likewise: those that are to be negotiated
-  std::vector<PersistentOp*>
+  std::vector<RepeatedOp*> promised_;  ///< of `promise_rounds`: what this domain contributes to
+  std::vector<UnitRef> slow_;          ///< likewise: those that are to be negotiated
+  std::vector<RepeatedOp*>
       ended_;  ///< of `end_rounds`, in the order of the rounds; null where there is none any more
   std::size_t found_at_ = 0;  ///< where `find` goes on
 };

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "hvd/engine/core/persistent_op.h"
+#include "hvd/engine/core/repeated_op.h"
 #include "hvd/engine/engine.h"
 #include "tests/support/engine_probe.h"
 #include "tests/support/thread_world.h"

@@ -333,7 +333,7 @@ TEST_CASE(
       world.run([&](int rank, Engine& engine) {
         std::mt19937 common(11), own(static_cast<unsigned>(rank) + 100);
         std::deque<std::pair<std::unique_ptr<Exchange>, std::shared_ptr<HandleState>>> submitted;
-        std::deque<std::pair<std::unique_ptr<Exchange>, std::shared_ptr<PersistentOp>>> started;
+        std::deque<std::pair<std::unique_ptr<Exchange>, std::shared_ptr<RepeatedOp>>> started;
         const auto check = [&](const Exchange& one) { wrong += one.is_right() ? 0 : 1; };
         const auto finish_all = [&] {
           for (; !submitted.empty(); submitted.pop_front()) {
@@ -417,7 +417,7 @@ TEST_CASE(
       CHECK(warm_up(engine, kind, set_order, rank, "s", kMedium, 1));
       const auto orphan = exchange(kind, set_order, rank, 0, "s", kMedium);
       orphan->set = 1;
-      std::shared_ptr<PersistentOp> op;
+      std::shared_ptr<RepeatedOp> op;
       if (rank != 2) op = engine.small_calls().start(orphan->call(), After::Repeat);
       Submission removal;
       removal.kind = OpKind::Control;
@@ -448,7 +448,7 @@ TEST_CASE(
   world.run([&](int rank, Engine& engine) {
     const std::int64_t rows = limit(Limit::LentBytes) / kRowBytes;
     for (int times = 0; times < 5; ++times) {
-      std::deque<std::pair<std::unique_ptr<Exchange>, std::shared_ptr<PersistentOp>>> started;
+      std::deque<std::pair<std::unique_ptr<Exchange>, std::shared_ptr<RepeatedOp>>> started;
       std::deque<std::shared_ptr<HandleState>> submitted;
       for (int i = 0; i < kMany; ++i) {
         auto one =

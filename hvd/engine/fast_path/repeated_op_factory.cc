@@ -1,4 +1,4 @@
-#include "hvd/engine/fast_path/persistent_op_factory.h"
+#include "hvd/engine/fast_path/repeated_op_factory.h"
 
 #include <algorithm>
 #include <utility>
@@ -21,14 +21,14 @@ bool is_one_block(const Entry& entry) {
 }
 
 /// Returns whether each rank may get its result out of the others' blocks.
-bool may_be_pulled(const PersistentOp& op) {
+bool may_be_pulled(const RepeatedOp& op) {
   return !op.is_direct() && routes::is_lent(op.traits.kind, op.input_bytes, op.set->ranks.size());
 }
 
 }  // namespace
 
 /// Returns whether the leaders of all domains may end the operation's rounds among themselves.
-bool PersistentOpFactory::may_be_direct(const Entry& entry, const ProcessSetInfo& set) const {
+bool RepeatedOpFactory::may_be_direct(const Entry& entry, const ProcessSetInfo& set) const {
   if (!routes::may_be_direct(static_cast<std::size_t>(parts_.topology.domains))) return false;
   if (entry.key.kind != OpKind::Barrier &&
       (entry.backends.empty() || entry.backends.front()->leader_memory() == nullptr))
@@ -36,7 +36,7 @@ bool PersistentOpFactory::may_be_direct(const Entry& entry, const ProcessSetInfo
   return set.ranks.size() == static_cast<std::size_t>(parts_.topology.size);
 }
 
-std::shared_ptr<PersistentOp> PersistentOpFactory::describe(const Entry& entry) const {
+std::shared_ptr<RepeatedOp> RepeatedOpFactory::describe(const Entry& entry) const {
   const auto kind = entry.key.kind;
   const bool has_block = is_one_block(entry);
   if (!(has_block || kind == OpKind::Barrier) || kind == OpKind::Control) return nullptr;
@@ -48,7 +48,7 @@ std::shared_ptr<PersistentOp> PersistentOpFactory::describe(const Entry& entry) 
   const auto& set = table().sets().info(entry.key.process_set);
   const bool is_direct = table().sets().scope_of(entry.key.process_set) != Scope::Domain;
   if (is_direct && !may_be_direct(entry, set)) return nullptr;
-  auto op = std::make_shared<PersistentOp>();
+  auto op = std::make_shared<RepeatedOp>();
   op->key = entry.key;
   op->set = table().sets().share(entry.key.process_set);
   if (!op->set) return nullptr;
@@ -71,7 +71,7 @@ std::shared_ptr<PersistentOp> PersistentOpFactory::describe(const Entry& entry) 
 }
 
 /// Says what lies where in the operation's block. Returns false if it is too large for one.
-bool PersistentOpFactory::lay_out(PersistentOp& op, const Entry& entry) const {
+bool RepeatedOpFactory::lay_out(RepeatedOp& op, const Entry& entry) const {
   const auto kind = entry.key.kind;
   const ProcessSetInfo& set = *op.set;
   const std::size_t ranks = set.ranks.size();
@@ -132,7 +132,7 @@ bool PersistentOpFactory::lay_out(PersistentOp& op, const Entry& entry) const {
   return true;
 }
 
-bool PersistentOpFactory::give_block(PersistentOp& op) const {
+bool RepeatedOpFactory::give_block(RepeatedOp& op) const {
   if (op.location == kNoBlock) return true;
   if (op.memory == nullptr) return false;
   if (op.is_pulled()) return true;  // each round has its own
@@ -145,7 +145,7 @@ bool PersistentOpFactory::give_block(PersistentOp& op) const {
   return true;
 }
 
-std::unique_ptr<Entry> PersistentOpFactory::entry_for(PersistentOp& op, const Entry& like) {
+std::unique_ptr<Entry> RepeatedOpFactory::entry_for(RepeatedOp& op, const Entry& like) {
   auto entry = std::make_unique<Entry>();
   entry->key = like.key;
   entry->signature = like.signature;
@@ -174,9 +174,9 @@ std::unique_ptr<Entry> PersistentOpFactory::entry_for(PersistentOp& op, const En
 
 /// Drops operations of names that did not come back, until there is space for one more. Returns
 /// false if there are none of them.
-bool PersistentOpFactory::make_space() {
+bool RepeatedOpFactory::make_space() {
   while (ops_.size() >= board_.slots()) {
-    const auto* stale = ops_.find_if([&](const PersistentOp& other) {
+    const auto* stale = ops_.find_if([&](const RepeatedOp& other) {
       return !other.place.entry.empty() && !other.in_use.load() &&
              (!table().knows(other.unit.id) ||
               table().unit(other.unit.id).generation != other.unit.generation);
@@ -187,7 +187,7 @@ bool PersistentOpFactory::make_space() {
   return true;
 }
 
-void PersistentOpFactory::make(const Entry& entry) noexcept {
+void RepeatedOpFactory::make(const Entry& entry) noexcept {
   try {
     auto op = describe(entry);
     if (!op) return;
@@ -213,27 +213,27 @@ void PersistentOpFactory::make(const Entry& entry) noexcept {
         row.why);
     ops_.add(entry.key, std::move(op));
   } catch (...) {
-    log(LogLevel::Debug, "no persistent operation for '{}': {}", display_name(entry.key.name),
+    log(LogLevel::Debug, "no repeated operation for '{}': {}", display_name(entry.key.name),
         status_of_current_exception().text());
   }
 }
 
-void PersistentOpFactory::drop(const UnitKey& key) noexcept {
+void RepeatedOpFactory::drop(const UnitKey& key) noexcept {
   const auto op = ops_.remove(key);
   if (op && op->is_handed_out) ledger_.note_unseen(key, op->pending);
 }
 
-bool PersistentOpFactory::drop_set(int process_set) noexcept {
-  const auto is_idle = [&](const PersistentOp& op) {
+bool RepeatedOpFactory::drop_set(int process_set) noexcept {
+  const auto is_idle = [&](const RepeatedOp& op) {
     return op.set->id == process_set && !op.in_use.load();
   };
   while (const auto* key = ops_.find_if(is_idle)) drop(UnitKey(*key));
-  return ops_.find_if([&](const PersistentOp& op) { return op.set->id == process_set; }) == nullptr;
+  return ops_.find_if([&](const RepeatedOp& op) { return op.set->id == process_set; }) == nullptr;
 }
 
-std::size_t PersistentOpFactory::drop_all() {
+std::size_t RepeatedOpFactory::drop_all() {
   const std::size_t count = ops_.size();
-  while (const auto* key = ops_.find_if([](const PersistentOp&) { return true; }))
+  while (const auto* key = ops_.find_if([](const RepeatedOp&) { return true; }))
     drop(UnitKey(*key));
   if (lender_ != nullptr) lender_->trim();
   return count;

@@ -2,7 +2,7 @@
 /// orders, several at once, and next to ranks that take the long way. (That a call which waits at
 /// once costs no memory and gives the right values: fast_path_test.cc.)
 
-#include "hvd/engine/core/persistent_op.h"
+#include "hvd/engine/core/repeated_op.h"
 
 #include <doctest/doctest.h>
 
@@ -26,8 +26,8 @@ struct Repeated {
   std::string name;
   std::shared_ptr<Ints> values = std::make_shared<Ints>(3);
   Shape shape{3};
-  std::weak_ptr<PersistentOp> known = {};
-  std::shared_ptr<PersistentOp> op = nullptr;
+  std::weak_ptr<RepeatedOp> known = {};
+  std::shared_ptr<RepeatedOp> op = nullptr;
   std::shared_ptr<HandleState> pending = nullptr;
 
   SmallCall call() {
@@ -69,7 +69,7 @@ struct Repeated {
   }
 };
 
-TEST_CASE("persistent op: started in different orders, several at once, waited for or polled") {
+TEST_CASE("repeated op: started in different orders, several at once, waited for or polled") {
   for (const int domains : {1, 2, 3})
     for (const int size : {1, 2, 4}) {
       if (size < domains) continue;
@@ -100,7 +100,7 @@ TEST_CASE("persistent op: started in different orders, several at once, waited f
     }
 }
 
-TEST_CASE("persistent op: one that is known is left when another takes its place") {
+TEST_CASE("repeated op: one that is known is left when another takes its place") {
   ThreadWorld world({.size = 2});
   std::atomic<int> wrong = 0;
   std::atomic<int> fast = 0;
@@ -119,7 +119,7 @@ TEST_CASE("persistent op: one that is known is left when another takes its place
   CHECK(fast > 0);
 }
 
-TEST_CASE("persistent op: what nobody comes back for ends, and gives its memory back") {
+TEST_CASE("repeated op: what nobody comes back for ends, and gives its memory back") {
   for (const bool long_way : {false, true}) {
     CAPTURE(long_way);
     ThreadWorld world({.size = 3});
@@ -170,7 +170,7 @@ TEST_CASE("persistent op: what nobody comes back for ends, and gives its memory 
   }
 }
 
-TEST_CASE("persistent op: a name is free once the others are done, also where nobody has looked") {
+TEST_CASE("repeated op: a name is free once the others are done, also where nobody has looked") {
   for (const bool submits : {false, true}) {
     CAPTURE(submits);
     ThreadWorld world({.size = 2});
@@ -209,7 +209,7 @@ TEST_CASE("persistent op: a name is free once the others are done, also where no
   }
 }
 
-TEST_CASE("persistent op: shutdown ends what nobody comes back for") {
+TEST_CASE("repeated op: shutdown ends what nobody comes back for") {
   const auto memory = std::make_shared<Ints>(3);
   {
     ThreadWorld world({.size = 2});

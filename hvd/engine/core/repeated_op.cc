@@ -1,4 +1,4 @@
-#include "hvd/engine/core/persistent_op.h"
+#include "hvd/engine/core/repeated_op.h"
 
 #include <algorithm>
 #include <utility>
@@ -44,7 +44,7 @@ bool is_small_unowned(const Submission& submission, int domains) {
   return routes::is_at_slot(static_cast<std::size_t>(bytes), static_cast<std::size_t>(domains));
 }
 
-bool PersistentOp::fits(const SmallCall& call) const {
+bool RepeatedOp::fits(const SmallCall& call) const {
   if (signature->kind != call.kind || signature->tensors.empty())
     return signature->kind == call.kind && signature->tensors.empty();
   if (signature->tensors.size() != std::max<std::size_t>(1, call.group.size()) ||
@@ -72,23 +72,23 @@ bool PersistentOp::fits(const SmallCall& call) const {
               : call.output_rows == tensor.output_rows);
 }
 
-std::shared_ptr<PersistentOp> PersistentOps::find(int process_set, OpKind kind,
-                                                  std::string_view name) const {
+std::shared_ptr<RepeatedOp> RepeatedOps::find(int process_set, OpKind kind,
+                                              std::string_view name) const {
   const View wanted(process_set, kind, name);
   if (last_ != nullptr && view(last_->first) == wanted) return last_->second;
-  const auto found = persistent_ops_.find(wanted);
-  if (found == persistent_ops_.end()) return nullptr;
+  const auto found = repeated_ops_.find(wanted);
+  if (found == repeated_ops_.end()) return nullptr;
   last_ = &*found;
   return found->second;
 }
 
-void PersistentOps::add(const UnitKey& key, std::shared_ptr<PersistentOp> op) {
-  persistent_ops_[key] = std::move(op);
+void RepeatedOps::add(const UnitKey& key, std::shared_ptr<RepeatedOp> op) {
+  repeated_ops_[key] = std::move(op);
 }
 
-std::shared_ptr<PersistentOp> PersistentOps::remove(const UnitKey& key) {
+std::shared_ptr<RepeatedOp> RepeatedOps::remove(const UnitKey& key) {
   last_ = nullptr;
-  auto node = persistent_ops_.extract(key);
+  auto node = repeated_ops_.extract(key);
   return node.empty() ? nullptr : std::move(node.mapped());
 }
 

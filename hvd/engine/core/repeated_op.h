@@ -1,9 +1,9 @@
 #pragma once
-/// A PersistentOp has what a rank needs to repeat a small operation under the same name: the
+/// A RepeatedOp has what a rank needs to repeat a small operation under the same name: the
 /// ledger's entry with its place there, and a block that all ranks of the domain see, for input and
 /// result. Such an operation needs no memory from the heap, and where all ranks arrive with one no
-/// record in the log either: the last to arrive ends the round, or the leaders do. Under the engine's mutex,
-/// but for `in_use` and the end of an operation.
+/// record in the log either: the last to arrive ends the round, or the leaders do. Under the
+/// engine's mutex, but for `in_use` and the end of an operation.
 
 #include <atomic>
 #include <chrono>
@@ -21,7 +21,7 @@
 
 namespace hvd {
 
-struct PersistentOp;
+struct RepeatedOp;
 
 /// One tensor of a group. Nothing in it is owned.
 struct SmallTensor {
@@ -58,29 +58,29 @@ struct SmallCall {
       0};  ///< other than 0: it is to be submitted, as its entry alone is looked after
   /// The caller's memory of what was found for this call, so that repeating it looks nothing up;
   /// null: it has none.
-  std::weak_ptr<PersistentOp>* known = nullptr;
+  std::weak_ptr<RepeatedOp>* known = nullptr;
 };
 
 /// Returns the call that does what a submission of one tensor, or of none, would; of a group all
 /// but its tensors. It refers to the submission. Of an alltoall the caller adds where the received
 /// splits go.
 [[nodiscard]] SmallCall call_of(const Submission& submission);
-/// Returns whether a submission whose caller does not wait may have a persistent operation.
+/// Returns whether a submission whose caller does not wait may have a repeated operation.
 [[nodiscard]] bool is_small_unowned(const Submission& submission, int domains);
 /// The location of a Barrier, which has no block: it says that the rank takes the fast path.
 inline constexpr std::uint64_t kNoBlock = std::uint64_t{1} << 60;
 
-struct PersistentOp {
+struct RepeatedOp {
   /// The owner of its round: the caller; the fast path, which has arrived at the board; or the
   /// ledger, as of any other entry, because the round takes longer or is negotiated.
   enum class State : std::uint8_t { Idle, Arrived, Adopted };
 
-  PersistentOp() = default;
-  PersistentOp(const PersistentOp&) = delete;
-  PersistentOp& operator=(const PersistentOp&) = delete;
+  RepeatedOp() = default;
+  RepeatedOp(const RepeatedOp&) = delete;
+  RepeatedOp& operator=(const RepeatedOp&) = delete;
   /// Gives the block back, once the operation was dropped and its caller, who may still read the
   /// result, has gone. Any thread, under the engine's mutex or not.
-  ~PersistentOp() {
+  ~RepeatedOp() {
     if (block != nullptr && !is_pulled()) memory->drop(location);
     if (!sources.empty()) slots->finish_reading(sources);
   }
@@ -171,18 +171,18 @@ struct PersistentOp {
   [[nodiscard]] bool fits(const SmallCall& call) const;
 };
 
-class PersistentOps {
+class RepeatedOps {
  public:
-  [[nodiscard]] std::shared_ptr<PersistentOp> find(int process_set, OpKind kind,
-                                                   std::string_view name) const;
-  void add(const UnitKey& key, std::shared_ptr<PersistentOp> op);
-  /// Takes the persistent operation out, if there is one.
-  std::shared_ptr<PersistentOp> remove(const UnitKey& key);
-  [[nodiscard]] std::size_t size() const { return persistent_ops_.size(); }
+  [[nodiscard]] std::shared_ptr<RepeatedOp> find(int process_set, OpKind kind,
+                                                 std::string_view name) const;
+  void add(const UnitKey& key, std::shared_ptr<RepeatedOp> op);
+  /// Takes the repeated operation out, if there is one.
+  std::shared_ptr<RepeatedOp> remove(const UnitKey& key);
+  [[nodiscard]] std::size_t size() const { return repeated_ops_.size(); }
   /// Returns a key whose operation `is_stale`; null if there is none.
   template <class Predicate>
   [[nodiscard]] const UnitKey* find_if(Predicate is_stale) const {
-    for (const auto& [key, op] : persistent_ops_)
+    for (const auto& [key, op] : repeated_ops_)
       if (is_stale(*op)) return &key;
     return nullptr;
   }
@@ -203,8 +203,8 @@ class PersistentOps {
     using is_transparent = void;
     bool operator()(const auto& a, const auto& b) const { return view(a) == view(b); }
   };
-  using Map = std::unordered_map<UnitKey, std::shared_ptr<PersistentOp>, Hash, Equal>;
-  Map persistent_ops_;
+  using Map = std::unordered_map<UnitKey, std::shared_ptr<RepeatedOp>, Hash, Equal>;
+  Map repeated_ops_;
   mutable const Map::value_type* last_ =
       nullptr;  ///< what was found last: most often it is looked for again
 };
