@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Sets up what is missing, builds, and runs the tests. The last line counts; the exit code is 0 only if nothing failed.
-#   bash tests/run.sh [CTEST ARGUMENTS]        the release build: every kind of test
-#   bash tests/run.sh --all [CTEST ARGUMENTS]  also the builds with ThreadSanitizer and with AddressSanitizer
-# Arguments go to ctest (-R NAME, -L LABEL, ...). Tests run side by side, as most wait more than they compute: HVD_TEST_JOBS, default two for
-# each core, and one for those that only wait. What each build and test cost: python3 tests/costs.py
+#   bash tests/run.sh                          the release build: every kind of test, without the label "thorough"
+#   bash tests/run.sh --all                    all of its tests; then the builds with ThreadSanitizer and AddressSanitizer
+#   bash tests/run.sh [--all] CTEST-ARGUMENTS  the tests that they choose (-R NAME, -L LABEL, ...)
+# Tests run side by side, as most wait more than they compute: HVD_TEST_JOBS, default two for each core, and one for those that only wait.
+# What each build and test cost: python3 tests/costs.py
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -12,6 +13,8 @@ presets=(release)
 if [ "${1:-}" = --all ]; then
   presets+=(tsan asan)
   shift
+elif [ $# -eq 0 ]; then
+  set -- -LE '^thorough$'
 fi
 
 finish() {
