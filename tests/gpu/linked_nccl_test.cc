@@ -77,11 +77,6 @@ ncclResult_t ncclSend(const void*, size_t, ncclDataType_t, int, ncclComm_t, cuda
 ncclResult_t ncclRecv(void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) {
   return note("ncclRecv");
 }
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t*, void*, ncclDataType_t, ncclScalarResidence_t,
-                                      ncclComm_t) {
-  return note("ncclRedOpCreatePreMulSum");
-}
-ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) { return note("ncclRedOpDestroy"); }
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
 ncclResult_t ncclCommWindowRegister(ncclComm_t, void*, size_t, ncclWindow_t*, int) {
   return note("ncclCommWindowRegister");
@@ -119,7 +114,6 @@ void call_all(const GpuApi& table) {
   NcclComm* comm = nullptr;
   CudaStream* const stream = nullptr;
   NcclCode state{};
-  NcclOp op{};
   void* out = nullptr;
   char at[8] = {};
   using enum NcclType;
@@ -141,9 +135,6 @@ void call_all(const GpuApi& table) {
   expect("ncclSend", [&] { table.send(at, 1, Float32, 0, comm, stream); });
   expect("ncclRecv", [&] { table.receive(at, 1, Float32, 0, comm, stream); });
   expect("ncclCommAbort", [&] { table.comm_abort(comm); });
-  if (!table.op_create) return fail("ncclRedOpCreatePreMulSum", "is not found");
-  expect("ncclRedOpCreatePreMulSum", [&] { table.op_create(&op, 0.5, Float32, comm); });
-  expect("ncclRedOpDestroy", [&] { table.op_destroy(op, comm); });
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
   if (!table.window_register) return fail("ncclCommWindowRegister", "is not found");
   expect("ncclCommWindowRegister", [&] { table.window_register(comm, at, 8, &out); });

@@ -67,10 +67,12 @@ std::string place_of(std::uintptr_t address, bool with_offset) {
 /// What stands between a call and whoever counts on it: the table of CUDA's functions, the owners
 /// of handles, LibTorch's guards and events.
 bool is_between(const std::string& function) {
-  constexpr std::array<std::string_view, 7> kParts{"_Function_handler<hvd::gpu::CudaCode",
+  constexpr std::array<std::string_view, 9> kParts{"_Function_handler<hvd::gpu::CudaCode",
                                                    "hvd::gpu::(anonymous namespace)::push_device",
                                                    "hvd::gpu::DeviceGuard::",
                                                    "hvd::gpu::Event::record",
+                                                   "hvd::gpu::Stream::wait_for(",
+                                                   "hvd::gpu::wait_for_inputs(",
                                                    "hvd::detail::(anonymous namespace)::wait(",
                                                    "CudaPoint::record",
                                                    "::record_stream"};

@@ -2,15 +2,12 @@
 // window, a collective in it, deregistered, aborted. Afterwards the GPU has as much free memory as
 // before, and the thread the device and the capture mode that it had. What memory and windows are
 // rounded up to is printed, and what a small collective costs with a blocking communicator and with
-// one that is not. Operations that multiply first have the bits of the host. A plain program:
-// prints what it found, returns 1 if anything is wrong, 77 (a skip) where there is no GPU or no
-// NCCL.
+// one that is not. A plain program: prints what it found, returns 1 if anything is wrong, 77 (a
+// skip) where there is no GPU or no NCCL.
 #include <cuda_runtime_api.h>
 
 #include <chrono>
-#include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <map>
 #include <memory>
@@ -21,7 +18,6 @@
 #include <vector>
 
 #include "ops/gpu/nccl/memory.h"
-#include "ops/kernels/scalar_formats.h"
 #include "tests/support/gpu/gpu.h"
 
 namespace {
@@ -71,11 +67,11 @@ struct Alone {
     communicator = std::make_unique<Communicator>(site(), patience, 1, id, 0, "test");
     stream.create(site());
   }
-  void sum(void* data, std::size_t count, NcclType type, NcclOp op) const {
-    communicator->settle(
-        site(),
-        site().table->all_reduce(data, data, count, type, op, communicator->get(), stream.get()),
-        "ncclAllReduce");
+  void sum(void* data) const {
+    communicator->settle(site(),
+                         site().table->all_reduce(data, data, 1, NcclType::Float32, NcclOp::Sum,
+                                                  communicator->get(), stream.get()),
+                         "ncclAllReduce");
   }
   void wait() const {
     Event done(site());
@@ -94,69 +90,14 @@ void time_calls(bool nonblocking) {
   const Alone alone(nonblocking);
   const hvd::test::DeviceMemory data(4);
   constexpr int kCalls = 1000;
-  for (int i = 0; i < 10; ++i) alone.sum(data.data(), 1, NcclType::Float32, NcclOp::Sum);
+  for (int i = 0; i < 10; ++i) alone.sum(data.data());
   alone.wait();
   const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < kCalls; ++i) alone.sum(data.data(), 1, NcclType::Float32, NcclOp::Sum);
+  for (int i = 0; i < kCalls; ++i) alone.sum(data.data());
   const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
   alone.wait();
   std::printf("%s communicator of one rank: %.1f us of the host for each small allreduce\n",
               nonblocking ? "not blocking" : "blocking", took.count() / kCalls);
-}
-
-/// x * factor, summed over one rank, in the type itself.
-template <class T>
-void premultiply(NcclType type, const char* name, const std::vector<T>& values, double factor,
-                 const std::vector<T>& expected) {
-  const DeviceGuard guard(site());
-  const Alone alone(true);
-  const std::size_t bytes = values.size() * sizeof(T);
-  const hvd::test::DeviceMemory data(bytes);
-  copy_there(data.data(), values.data(), bytes);
-  NcclOp op = NcclOp::Sum;
-  check(site(), site().table->op_create(&op, factor, type, alone.communicator->get()),
-        "ncclRedOpCreatePreMulSum");
-  alone.sum(data.data(), values.size(), type, op);
-  check(site(), site().table->op_destroy(op, alone.communicator->get()), "ncclRedOpDestroy");
-  alone.wait();
-  std::vector<T> got(values.size());
-  require(cudaMemcpy(got.data(), data.data(), bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
-  expect(std::memcmp(got.data(), expected.data(), bytes) == 0,
-         std::string("the bits of the host, multiplied by NCCL in ") + name);
-  for (std::size_t i = 0, told = 0; i < values.size() && told < 3; ++i) {
-    if (std::memcmp(&got[i], &expected[i], sizeof(T)) == 0) continue;
-    ++told;
-    std::printf("  element %zu: %a * %a is %a on the host, %a by NCCL\n", i,
-                static_cast<double>(values[i]), factor, static_cast<double>(expected[i]),
-                static_cast<double>(got[i]));
-  }
-}
-
-void premultiply_all() {
-  namespace scalar = hvd::kernels::scalar;
-  if (!site().table->op_create) {
-    std::printf("(this NCCL has no operations of one's own)\n");
-    return;
-  }
-  std::vector<float> floats, scaled_floats;
-  std::vector<double> doubles, scaled_doubles;
-  std::vector<std::uint16_t> halves, scaled_halves, bfloats, scaled_bfloats;
-  for (int i = 0; i < 4099; ++i) {
-    const float value = 0.37F * static_cast<float>(i - 2000);
-    floats.push_back(value);
-    scaled_floats.push_back(value * static_cast<float>(0.3));
-    doubles.push_back(value);
-    scaled_doubles.push_back(static_cast<double>(value) * 0.3);
-    halves.push_back(scalar::float_to_half(value));
-    scaled_halves.push_back(scalar::float_to_half(scalar::half_to_float(halves.back()) * 0.375F));
-    bfloats.push_back(scalar::float_to_bfloat(value));
-    scaled_bfloats.push_back(
-        scalar::float_to_bfloat(scalar::bfloat_to_float(bfloats.back()) * 0.375F));
-  }
-  premultiply(NcclType::Float32, "float32", floats, 0.3, scaled_floats);
-  premultiply(NcclType::Float64, "float64", doubles, 0.3, scaled_doubles);
-  premultiply(NcclType::Float16, "float16", halves, 0.375, scaled_halves);
-  premultiply(NcclType::Bfloat16, "bfloat16", bfloats, 0.375, scaled_bfloats);
 }
 
 /// One life of a communicator. The tensors are summed over one rank: they stay.
@@ -223,7 +164,6 @@ int compare() {
       expect(lost <= 8, what + ": memory to be back");
     }
   }
-  premultiply_all();
   for (const bool nonblocking : {true, false}) time_calls(nonblocking);
   int now = -1;
   require(cudaGetDevice(&now), "cudaGetDevice");

@@ -4,6 +4,5 @@
 
 extern "C" __attribute__((visibility("default"))) int hvd_plugin_entries() {
   const auto* table = hvd::gpu::linked_gpu_api();
-  return (table->window_register && table->window_deregister ? 1 : 0) |
-         (table->op_create && table->op_destroy ? 2 : 0);
+  return table->window_register && table->window_deregister ? 1 : 0;
 }

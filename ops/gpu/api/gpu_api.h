@@ -44,8 +44,8 @@ struct NcclUniqueId {
   std::array<char, 128> bytes{};
 };
 
-/// Every entry must be callable, but those for windows and for operations of one's own. The comment
-/// names the call it stands for, as error messages spell it.
+/// Every entry must be callable, but those for windows. The comment names the call it stands for,
+/// as error messages spell it.
 struct GpuApi {
   // CUDA
   std::function<CudaCode(int* device)> get_device;  ///< cudaGetDevice
@@ -149,13 +149,8 @@ struct GpuApi {
       window_deregister;  ///< ncclCommWindowDeregister; each rank for itself
   std::function<NcclCode(void** memory, std::size_t bytes)> mem_alloc;  ///< ncclMemAlloc
   std::function<NcclCode(void* memory)> mem_free;                       ///< ncclMemFree
-  /// ncclRedOpCreatePreMulSum: `op` becomes one that multiplies each input by `factor`, rounded to
-  /// `type`, and then sums. Both entries are empty where NCCL has none (before 2.11).
-  std::function<NcclCode(NcclOp* op, double factor, NcclType type, NcclComm* comm)> op_create;
-  std::function<NcclCode(NcclOp op, NcclComm* comm)>
-      op_destroy;  ///< ncclRedOpDestroy, when the calls that use it have returned
-  std::function<NcclCode()> group_start;  ///< ncclGroupStart
-  std::function<NcclCode()> group_end;    ///< ncclGroupEnd
+  std::function<NcclCode()> group_start;                                ///< ncclGroupStart
+  std::function<NcclCode()> group_end;                                  ///< ncclGroupEnd
   /// ncclAllReduce
   std::function<NcclCode(const void* send, void* receive, std::size_t count, NcclType type,
                          NcclOp op, NcclComm* comm, CudaStream* stream)>

@@ -101,6 +101,10 @@ class Stream {
     device_ = site.device;
   }
   CudaStream* get() const { return stream_; }
+  /// Makes what comes later wait until the event has happened.
+  void wait_for(const CallContext& site, CudaEvent* event) const {
+    check(site, site.table->stream_wait_event(stream_, event), "cudaStreamWaitEvent");
+  }
 
  private:
   const GpuApi* table_ = nullptr;
@@ -150,6 +154,15 @@ class Event {
   int device_;
   CudaEvent* event_ = nullptr;
 };
+
+/// Returns whether the event has happened. What fails is not always the batch's own fault: an error
+/// of any kernel of the process surfaces in whatever call comes next.
+inline bool happened(const CallContext& site, const Event& event) {
+  const CudaCode code = event.query();
+  if (code == CudaCode::NotReady) return false;
+  check(site, code, "cudaEventQuery (or an earlier kernel of this process)");
+  return true;
+}
 
 /// Returns whether the stream (none made yet counts as well) has ended what it does, which is
 /// waited for as long as `limit`: before memory is given back that its kernels use. For destructors

@@ -30,8 +30,18 @@ CudaCode code_of(cudaError_t error) {
   if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
   return static_cast<CudaCode>(error);
 }
+
+template <class T>
+T native(T value) {
+  return value;
+}
 cudaStream_t native(CudaStream* stream) { return reinterpret_cast<cudaStream_t>(stream); }
 cudaEvent_t native(CudaEvent* event) { return reinterpret_cast<cudaEvent_t>(event); }
+
+/// The entry that hands its arguments, and `kMore`, to this call of CUDA's.
+template <auto kCall, auto... kMore>
+constexpr auto kForward =
+    [](auto... arguments) { return code_of(kCall(native(arguments)..., kMore...)); };
 
 CudaCode create_stream(CudaStream** stream) {
   int lowest = 0, highest = 0;
@@ -138,17 +148,10 @@ CudaCode push_device(int device) {
   return CudaCode::InvalidValue;
 }
 
+template <unsigned kFlags>
 CudaCode create_event(CudaEvent** event) {
   cudaEvent_t made = nullptr;
-  const cudaError_t error = cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
-  *event = reinterpret_cast<CudaEvent*>(made);
-  return code_of(error);
-}
-
-CudaCode create_ipc_event(CudaEvent** event) {
-  cudaEvent_t made = nullptr;
-  const cudaError_t error =
-      cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventInterprocess);
+  const cudaError_t error = cudaEventCreateWithFlags(&made, kFlags);
   *event = reinterpret_cast<CudaEvent*>(made);
   return code_of(error);
 }
@@ -183,7 +186,7 @@ void store(IpcHandle* handle, const Native& made) {
 
 void fill_sharing(GpuApi& table) {
   table.shared_reduce = launch_shared_reduce;
-  table.device_count = [](int* count) { return code_of(cudaGetDeviceCount(count)); };
+  table.device_count = kForward<cudaGetDeviceCount>;
   table.device_id = identify;
   table.ipc_supported = [](int device, bool* supported) {
     int value = 0;
@@ -202,10 +205,8 @@ void fill_sharing(GpuApi& table) {
     return code;
   };
   table.multicast_supported = multicast_supported;
-  table.device_malloc = [](void** memory, std::size_t bytes) {
-    return code_of(cudaMalloc(memory, bytes));
-  };
-  table.device_free = [](void* memory) { return code_of(cudaFree(memory)); };
+  table.device_malloc = kForward<cudaMalloc>;
+  table.device_free = kForward<cudaFree>;
   table.memcpy_async = [](void* to, const void* from, std::size_t bytes, CudaStream* stream) {
     return code_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, native(stream)));
   };
@@ -215,15 +216,11 @@ void fill_sharing(GpuApi& table) {
     if (error == cudaSuccess) std::memset(*memory, 0, bytes);
     return code_of(error);
   };
-  table.host_free = [](void* memory) { return code_of(cudaFreeHost(memory)); };
-  table.host_register = [](void* memory, std::size_t bytes) {
-    return code_of(
-        cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
-  };
-  table.host_unregister = [](void* memory) { return code_of(cudaHostUnregister(memory)); };
-  table.host_device_pointer = [](void** address, void* memory) {
-    return code_of(cudaHostGetDevicePointer(address, memory, 0));
-  };
+  table.host_free = kForward<cudaFreeHost>;
+  table.host_register =
+      kForward<cudaHostRegister, cudaHostRegisterPortable | cudaHostRegisterMapped>;
+  table.host_unregister = kForward<cudaHostUnregister>;
+  table.host_device_pointer = kForward<cudaHostGetDevicePointer, 0>;
   table.ipc_get_memory = [](IpcHandle* handle, void* memory) {
     cudaIpcMemHandle_t made{};
     const cudaError_t error = cudaIpcGetMemHandle(&made, memory);
@@ -234,8 +231,8 @@ void fill_sharing(GpuApi& table) {
     return code_of(cudaIpcOpenMemHandle(memory, native<cudaIpcMemHandle_t>(handle),
                                         cudaIpcMemLazyEnablePeerAccess));
   };
-  table.ipc_close_memory = [](void* memory) { return code_of(cudaIpcCloseMemHandle(memory)); };
-  table.ipc_event_create = create_ipc_event;
+  table.ipc_close_memory = kForward<cudaIpcCloseMemHandle>;
+  table.ipc_event_create = create_event<cudaEventDisableTiming | cudaEventInterprocess>;
   table.ipc_get_event = [](IpcHandle* handle, CudaEvent* event) {
     cudaIpcEventHandle_t made{};
     const cudaError_t error = cudaIpcGetEventHandle(&made, native(event));
@@ -271,28 +268,20 @@ void pop_range() {}
 
 GpuApi make_table() {
   GpuApi table;
-  table.get_device = [](int* device) { return code_of(cudaGetDevice(device)); };
-  table.set_device = [](int device) { return code_of(cudaSetDevice(device)); };
+  table.get_device = kForward<cudaGetDevice>;
+  table.set_device = kForward<cudaSetDevice>;
   table.has_context = has_context;
   table.push_device = push_device;
   table.pop_device = pop_device;
   table.exchange_capture_mode = exchange_capture_mode;
   table.stream_create = create_stream;
-  table.stream_destroy = [](CudaStream* stream) {
-    return code_of(cudaStreamDestroy(native(stream)));
-  };
-  table.stream_wait_event = [](CudaStream* stream, CudaEvent* event) {
-    return code_of(cudaStreamWaitEvent(native(stream), native(event), 0));
-  };
-  table.event_create = create_event;
-  table.event_destroy = [](CudaEvent* event) { return code_of(cudaEventDestroy(native(event))); };
-  table.event_record = [](CudaEvent* event, CudaStream* stream) {
-    return code_of(cudaEventRecord(native(event), native(stream)));
-  };
-  table.event_query = [](CudaEvent* event) { return code_of(cudaEventQuery(native(event))); };
-  table.mem_info = [](std::size_t* free_bytes, std::size_t* total_bytes) {
-    return code_of(cudaMemGetInfo(free_bytes, total_bytes));
-  };
+  table.stream_destroy = kForward<cudaStreamDestroy>;
+  table.stream_wait_event = kForward<cudaStreamWaitEvent, 0>;
+  table.event_create = create_event<cudaEventDisableTiming>;
+  table.event_destroy = kForward<cudaEventDestroy>;
+  table.event_record = kForward<cudaEventRecord>;
+  table.event_query = kForward<cudaEventQuery>;
+  table.mem_info = kForward<cudaMemGetInfo>;
   table.batched_copy = launch_batched_copy;
   table.poison = launch_poison;
   table.range_push = push_range;

@@ -9,11 +9,8 @@
 #include <dlfcn.h>
 #include <nccl.h>
 
-#include <cstdint>
 #include <cstring>
 #include <type_traits>
-
-#include "ops/kernels/scalar_formats.h"
 
 namespace hvd::gpu {
 
@@ -47,10 +44,20 @@ NcclCode quietly(const Call& call) {
   if (clean) static_cast<void>(cudaGetLastError());
   return static_cast<NcclCode>(result);
 }
-cudaStream_t stream_of(CudaStream* stream) { return reinterpret_cast<cudaStream_t>(stream); }
+
+template <class T>
+T native(T value) {
+  return value;
+}
+cudaStream_t native(CudaStream* stream) { return reinterpret_cast<cudaStream_t>(stream); }
 ncclComm_t native(NcclComm* comm) { return reinterpret_cast<ncclComm_t>(comm); }
 ncclDataType_t native(NcclType type) { return static_cast<ncclDataType_t>(type); }
 ncclRedOp_t native(NcclOp op) { return static_cast<ncclRedOp_t>(op); }
+
+/// The entry that hands its arguments to this call of NCCL's.
+template <auto kCall>
+constexpr auto kForward =
+    [](auto... arguments) { return quietly([&] { return kCall(native(arguments)...); }); };
 
 NcclCode get_unique_id(NcclUniqueId* id) {
   ncclUniqueId made;
@@ -106,127 +113,33 @@ void fill_windows(GpuApi& table) {
 void fill_windows(GpuApi& /*table*/) {}
 #endif
 
-// As windows; they came with 2.11.
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 11, 0)
-union Scalar {
-  float as_float;
-  double as_double;
-  std::uint16_t bits;
-};
-
-/// Returns whether NCCL has such an operation of the type. 16-bit numbers have the factor exactly
-/// (see reduction_plan.h).
-bool store(Scalar* scalar, double factor, NcclType type) {
-  switch (type) {
-    case NcclType::Float32: scalar->as_float = static_cast<float>(factor); return true;
-    case NcclType::Float64: scalar->as_double = factor; return true;
-    case NcclType::Float16:
-      scalar->bits = kernels::scalar::float_to_half(static_cast<float>(factor));
-      return true;
-    case NcclType::Bfloat16:
-      scalar->bits = kernels::scalar::float_to_bfloat(static_cast<float>(factor));
-      return true;
-    default: return false;
-  }
-}
-
-void fill_operations(GpuApi& table) {
-  const auto make = reinterpret_cast<decltype(&ncclRedOpCreatePreMulSum)>(
-      dlsym(RTLD_DEFAULT, "ncclRedOpCreatePreMulSum"));
-  const auto end =
-      reinterpret_cast<decltype(&ncclRedOpDestroy)>(dlsym(RTLD_DEFAULT, "ncclRedOpDestroy"));
-  if (make == nullptr || end == nullptr) return;
-  table.op_create = [make](NcclOp* op, double factor, NcclType type, NcclComm* comm) {
-    Scalar scalar{};
-    if (!store(&scalar, factor, type)) return NcclCode::InvalidArgument;
-    ncclRedOp_t made{};
-    const NcclCode code = quietly(
-        [&] { return make(&made, &scalar, native(type), ncclScalarHostImmediate, native(comm)); });
-    *op = static_cast<NcclOp>(made);
-    return code;
-  };
-  table.op_destroy = [end](NcclOp op, NcclComm* comm) {
-    return quietly([&] { return end(native(op), native(comm)); });
-  };
-}
-#else
-void fill_operations(GpuApi& /*table*/) {}
-#endif
-
 }  // namespace
 
 void fill_nccl(GpuApi& table) {
   table.get_version = [](int* version) { return static_cast<NcclCode>(ncclGetVersion(version)); };
   table.get_unique_id = get_unique_id;
   table.comm_init_rank = init_rank;
-  table.comm_abort = [](NcclComm* comm) {
-    return quietly([&] { return ncclCommAbort(native(comm)); });
-  };
+  table.comm_abort = kForward<ncclCommAbort>;
   table.comm_get_async_error = [](NcclComm* comm, NcclCode* error) {
     ncclResult_t state = ncclSuccess;
     const NcclCode code = quietly([&] { return ncclCommGetAsyncError(native(comm), &state); });
     *error = static_cast<NcclCode>(state);
     return code;
   };
-  table.comm_register = [](NcclComm* comm, void* memory, std::size_t bytes, void** registration) {
-    return quietly([&] { return ncclCommRegister(native(comm), memory, bytes, registration); });
-  };
-  table.comm_deregister = [](NcclComm* comm, void* registration) {
-    return quietly([&] { return ncclCommDeregister(native(comm), registration); });
-  };
+  table.comm_register = kForward<ncclCommRegister>;
+  table.comm_deregister = kForward<ncclCommDeregister>;
   fill_windows(table);
-  fill_operations(table);
-  table.mem_alloc = [](void** memory, std::size_t bytes) {
-    return quietly([&] { return ncclMemAlloc(memory, bytes); });
-  };
-  table.mem_free = [](void* memory) { return quietly([&] { return ncclMemFree(memory); }); };
-  table.group_start = [] { return quietly([&] { return ncclGroupStart(); }); };
-  table.group_end = [] { return quietly([&] { return ncclGroupEnd(); }); };
-  table.all_reduce = [](const void* send, void* receive, std::size_t count, NcclType type,
-                        NcclOp op, NcclComm* comm, CudaStream* stream) {
-    return quietly([&] {
-      return ncclAllReduce(send, receive, count, native(type), native(op), native(comm),
-                           stream_of(stream));
-    });
-  };
-  table.broadcast = [](const void* send, void* receive, std::size_t count, NcclType type, int root,
-                       NcclComm* comm, CudaStream* stream) {
-    return quietly([&] {
-      return ncclBroadcast(send, receive, count, native(type), root, native(comm),
-                           stream_of(stream));
-    });
-  };
-  table.all_gather = [](const void* send, void* receive, std::size_t count, NcclType type,
-                        NcclComm* comm, CudaStream* stream) {
-    return quietly([&] {
-      return ncclAllGather(send, receive, count, native(type), native(comm), stream_of(stream));
-    });
-  };
-  table.reduce = [](const void* send, void* receive, std::size_t count, NcclType type, NcclOp op,
-                    int root, NcclComm* comm, CudaStream* stream) {
-    return quietly([&] {
-      return ncclReduce(send, receive, count, native(type), native(op), root, native(comm),
-                        stream_of(stream));
-    });
-  };
-  table.reduce_scatter = [](const void* send, void* receive, std::size_t count, NcclType type,
-                            NcclOp op, NcclComm* comm, CudaStream* stream) {
-    return quietly([&] {
-      return ncclReduceScatter(send, receive, count, native(type), native(op), native(comm),
-                               stream_of(stream));
-    });
-  };
-  table.send = [](const void* send, std::size_t count, NcclType type, int to, NcclComm* comm,
-                  CudaStream* stream) {
-    return quietly(
-        [&] { return ncclSend(send, count, native(type), to, native(comm), stream_of(stream)); });
-  };
-  table.receive = [](void* receive, std::size_t count, NcclType type, int from, NcclComm* comm,
-                     CudaStream* stream) {
-    return quietly([&] {
-      return ncclRecv(receive, count, native(type), from, native(comm), stream_of(stream));
-    });
-  };
+  table.mem_alloc = kForward<ncclMemAlloc>;
+  table.mem_free = kForward<ncclMemFree>;
+  table.group_start = kForward<ncclGroupStart>;
+  table.group_end = kForward<ncclGroupEnd>;
+  table.all_reduce = kForward<ncclAllReduce>;
+  table.broadcast = kForward<ncclBroadcast>;
+  table.all_gather = kForward<ncclAllGather>;
+  table.reduce = kForward<ncclReduce>;
+  table.reduce_scatter = kForward<ncclReduceScatter>;
+  table.send = kForward<ncclSend>;
+  table.receive = kForward<ncclRecv>;
   table.nccl_error = describe;
 }
 
@@ -246,26 +159,14 @@ std::string nccl_version() {
 
 namespace hvd::gpu {
 
-namespace {
-
-template <class... Arguments>
-void refuse(std::function<NcclCode(Arguments...)>& entry) {
-  entry = [](Arguments... /*unused*/) { return NcclCode::InvalidUsage; };
-}
-
-template <class... Entries>
-void refuse_all(Entries&... entries) {
-  (refuse(entries), ...);
-}
-
-}  // namespace
-
 void fill_nccl(GpuApi& table) {
-  refuse_all(table.get_version, table.get_unique_id, table.comm_init_rank, table.comm_abort,
-             table.comm_get_async_error, table.comm_register, table.comm_deregister,
-             table.mem_alloc, table.mem_free, table.group_start, table.group_end, table.all_reduce,
-             table.broadcast, table.all_gather, table.reduce, table.reduce_scatter, table.send,
-             table.receive);
+  const auto refuse = [](auto&... entries) {
+    ((entries = [](auto&&... /*unused*/) { return NcclCode::InvalidUsage; }), ...);
+  };
+  refuse(table.get_version, table.get_unique_id, table.comm_init_rank, table.comm_abort,
+         table.comm_get_async_error, table.comm_register, table.comm_deregister, table.mem_alloc,
+         table.mem_free, table.group_start, table.group_end, table.all_reduce, table.broadcast,
+         table.all_gather, table.reduce, table.reduce_scatter, table.send, table.receive);
   table.nccl_error = [](NcclCode /*code*/, NcclComm* /*comm*/) {
     return std::string("built without NCCL");
   };

@@ -8,7 +8,7 @@
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "hvd/routes.h"
-#include "ops/gpu/api/handles.h"
+#include "ops/gpu/api/gpu_execution.h"
 #include "ops/host_ops.h"
 
 namespace hvd::gpu {
@@ -44,12 +44,7 @@ class SharedGpuExecution : public Execution {
   /// Packs, and does the batch for all if this rank is the last.
   void start() {
     require_room();
-    void* last = nullptr;  // members of one step often share their event
-    for (const BatchMember& member : batch_.members) {
-      if (member.ready_event == nullptr || member.ready_event == last) continue;
-      last = member.ready_event;
-      wait_for(static_cast<CudaEvent*>(last));
-    }
+    wait_for_inputs(site_, backend_.stream(), batch_);
     pack();
     backend_.events().at(turn_).packed.record(site_, backend_.stream());
     auto& turns = backend_.control(backend_.self()).packed_turn;
@@ -66,7 +61,7 @@ class SharedGpuExecution : public Execution {
     if (stage_ == Stage::Done) return Progress::Done;
     const DeviceGuard guard(site_);
     const Progress progress = stage_ == Stage::Gathering ? gather() : Progress::Idle;
-    if (stage_ == Stage::Finishing && happened(completion_)) {
+    if (stage_ == Stage::Finishing && happened(site_, completion_)) {
       stage_ = Stage::Done;
       give_back();
       return Progress::Done;
@@ -88,22 +83,10 @@ class SharedGpuExecution : public Execution {
   std::byte* address(std::size_t member, int index) {
     return backend_.address(site_, index, location(member, index));
   }
-  void wait_for(CudaEvent* event) {
-    check(site_, site_.table->stream_wait_event(backend_.stream().get(), event),
-          "cudaStreamWaitEvent");
-  }
   void copy(const std::vector<CopyItem>& items) {
     if (items.empty()) return;
     const CopyJob job{.items = items, .from = batch_.traits.dtype, .to = batch_.traits.dtype};
     check(site_, site_.table->batched_copy(job, backend_.stream().get()), "launch_batched_copy");
-  }
-  /// Not always the batch's own fault: an error of any kernel of the process surfaces in whatever
-  /// call comes next.
-  [[nodiscard]] bool happened(const Event& event) const {
-    const CudaCode code = event.query();
-    if (code == CudaCode::NotReady) return false;
-    check(site_, code, "cudaEventQuery (or an earlier kernel of this process)");
-    return true;
   }
 
   void require_room() const {
@@ -135,7 +118,8 @@ class SharedGpuExecution : public Execution {
     for (const int index : indices) {
       if (index == backend_.self()) continue;
       const auto& turns = backend_.control(index).packed_turn;
-      wait_for(backend_.peers().packed(site_, index, turns[batch_.sequence % turns.size()]));
+      backend_.stream().wait_for(
+          site_, backend_.peers().packed(site_, index, turns[batch_.sequence % turns.size()]));
     }
   }
 
@@ -196,8 +180,9 @@ class SharedGpuExecution : public Execution {
     if (batch_.traits.kind == OpKind::Allreduce) {
       if (!state_.complete.load(std::memory_order_acquire)) return still_waiting();
       const std::uint64_t leader = state_.next_chunk.load(std::memory_order_relaxed);
-      wait_for(backend_.peers().reduced(site_, static_cast<int>(leader / SharedControl::kEvents),
-                                        leader % SharedControl::kEvents));
+      backend_.stream().wait_for(
+          site_, backend_.peers().reduced(site_, static_cast<int>(leader / SharedControl::kEvents),
+                                          leader % SharedControl::kEvents));
       unpack();
     } else {
       if (state_.finished.load(std::memory_order_acquire) < batch_.ranks.size())
@@ -209,7 +194,7 @@ class SharedGpuExecution : public Execution {
   }
   Progress still_waiting() {
     // an error of this GPU is noticed when this thread looks at all
-    static_cast<void>(happened(backend_.events().at(turn_).packed));
+    static_cast<void>(happened(site_, backend_.events().at(turn_).packed));
     return Progress::Idle;
   }
 
@@ -397,11 +382,6 @@ std::shared_ptr<void> SharedGpuBackend::allocate(const BatchTraits& traits, std:
   return nullptr;
 }
 
-int SharedGpuBackend::domain_index(int rank) const {
-  const auto& ranks = topology_.domain_ranks;
-  return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
-}
-
 std::byte* SharedGpuBackend::address(const CallContext& site, int index, std::uint64_t location) {
   const PoolPlace place = PoolPlace::of(location);
   return index == self() ? pool_->at(place) : peers_.memory(site, index, place);
@@ -423,8 +403,7 @@ void SharedGpuBackend::release_over() {
 }
 
 std::unique_ptr<Execution> SharedGpuBackend::launch(Batch batch) {
-  std::vector<std::string_view> names;
-  for (const BatchMember& member : batch.members) names.push_back(member.name);
+  const auto names = names_of(batch);
   const CallContext site{
       .table = &table_, .rank = topology_.rank, .device = device_, .tensors = names};
   if (failed_) fail(site, "a batch on the shared GPU", "given up after an earlier failure");

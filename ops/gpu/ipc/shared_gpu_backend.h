@@ -74,7 +74,7 @@ class SharedGpuBackend final : public Backend {
   [[nodiscard]] const Stream& stream() const { return stream_; }
   [[nodiscard]] Peers& peers() { return peers_; }
   [[nodiscard]] int self() const { return topology_.domain_index; }
-  [[nodiscard]] int domain_index(int rank) const;
+  [[nodiscard]] int domain_index(int rank) const { return topology_.index_here(rank); }
   [[nodiscard]] SharedControl& control(int index) const {
     return *controls_[static_cast<std::size_t>(index)];
   }

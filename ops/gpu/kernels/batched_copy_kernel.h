@@ -46,21 +46,6 @@ static_assert(sizeof(Table<kItemsPerLaunch>) + 64 <= 32764, "kernel parameters e
 
 // ---- one element
 
-template <class T>
-constexpr T kLeast = std::numeric_limits<T>::min();
-template <class T>
-constexpr T kGreatest = std::numeric_limits<T>::max();
-
-/// value * factor, truncated toward zero and clamped, as ops/kernels/reduce.h does it on the host.
-template <class T>
-HVD_DEVICE T clamped_product(T value, double factor) {
-  const double product = static_cast<double>(value) * factor;
-  if (product != product) return 0;
-  if (product <= static_cast<double>(kLeast<T>)) return kLeast<T>;
-  if (product >= static_cast<double>(kGreatest<T>)) return kGreatest<T>;
-  return static_cast<T>(product);
-}
-
 /// Copies bits.
 struct Plain {
   template <class D, class S>

@@ -1,12 +1,13 @@
 #pragma once
 /// This header has what the kernels share: which item a block works on, the elements of one access,
-/// which types are floats, and the wider type in which an element is computed. Before it must stand
-/// what CUDA's headers or the tests' stand-ins give (__half, __nv_bfloat16, their conversions,
-/// uint2, uint4) and HVD_DEVICE.
+/// which types are floats, the wider type in which an element is computed, and how integers are
+/// scaled. Before it must stand what CUDA's headers or the tests' stand-ins give (__half,
+/// __nv_bfloat16, their conversions, uint2, uint4) and HVD_DEVICE.
 // Tested in tests/ops/gpu/kernels/batched_copy_test.cc, tests/ops/gpu/kernels/shared_reduce_test.cc
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 namespace hvd::gpu::device {
@@ -59,6 +60,21 @@ HVD_DEVICE D narrowed(Wide value) {
   } else {
     return static_cast<D>(value);
   }
+}
+
+template <class T>
+constexpr T kLeast = std::numeric_limits<T>::min();
+template <class T>
+constexpr T kGreatest = std::numeric_limits<T>::max();
+
+/// value * factor, truncated toward zero and clamped, as ops/kernels/reduce.h does it on the host.
+template <class T>
+HVD_DEVICE T clamped_product(T value, double factor) {
+  const double product = static_cast<double>(value) * factor;
+  if (product != product) return 0;
+  if (product <= static_cast<double>(kLeast<T>)) return kLeast<T>;
+  if (product >= static_cast<double>(kGreatest<T>)) return kGreatest<T>;
+  return static_cast<T>(product);
 }
 
 }  // namespace hvd::gpu::device

@@ -47,7 +47,7 @@ struct Scales {
 
 enum class Fold : int { Sum, Average, Min, Max, Product };
 
-using device::narrowed, device::widened;
+using device::clamped_product, device::narrowed, device::widened;
 
 /// Returns the extreme: of equal values the first; a NaN wins.
 template <class A>
@@ -96,11 +96,6 @@ struct FoldFloats {
 
 __extension__ using Int128 = __int128;
 
-template <class T>
-constexpr T kLeast = std::numeric_limits<T>::min();
-template <class T>
-constexpr T kGreatest = std::numeric_limits<T>::max();
-
 /// Integers. Rare, and long, as they are scaled in double: what to do is asked at run time, and few
 /// of them are folded at a time.
 template <class T>
@@ -113,15 +108,8 @@ struct FoldIntegers {
   static constexpr int kGroup = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
   static constexpr int kAhead = 1;
 
-  HVD_DEVICE static T scaled(T value, double scale) {
-    const double product = static_cast<double>(value) * scale;
-    if (product != product) return 0;
-    if (product <= static_cast<double>(kLeast<T>)) return kLeast<T>;
-    if (product >= static_cast<double>(kGreatest<T>)) return kGreatest<T>;
-    return static_cast<T>(product);
-  }
   HVD_DEVICE Wide first(T value) const {
-    return scales.prescale == 1 ? value : scaled(value, scales.prescale);
+    return scales.prescale == 1 ? value : clamped_product(value, scales.prescale);
   }
   HVD_DEVICE Wide next(Wide so_far, T value) const {
     const Wide wide = first(value);
@@ -142,7 +130,7 @@ struct FoldIntegers {
       value = narrow == value ? static_cast<Wide>(narrow / scales.divisor) : value / scales.divisor;
     }
     const T result = static_cast<T>(value);
-    return scales.postscale == 1 ? result : scaled(result, scales.postscale);
+    return scales.postscale == 1 ? result : clamped_product(result, scales.postscale);
   }
 };
 
@@ -295,14 +283,13 @@ CudaCode launch_all(const ReduceJob& job, const F& fold, const Launcher& launche
 }
 
 template <class T, class Launcher>
-CudaCode reduce_floats(const ReduceJob& job, const Scales& scales, const Launcher& launcher,
-                       int lanes = 1) {
+CudaCode reduce_floats(const ReduceJob& job, const Scales& scales, const Launcher& launcher) {
   switch (job.op) {
     case ReduceOp::Min: return launch_all<T>(job, FoldFloats<T, Fold::Min>{scales}, launcher);
     case ReduceOp::Max: return launch_all<T>(job, FoldFloats<T, Fold::Max>{scales}, launcher);
     case ReduceOp::Product:
       return launch_all<T>(job, FoldFloats<T, Fold::Product>{scales}, launcher);
-    default: return launch_all<T>(job, FoldFloats<T, Fold::Sum>{scales}, launcher, lanes);
+    default: return launch_all<T>(job, FoldFloats<T, Fold::Sum>{scales}, launcher);
   }
 }
 

@@ -8,8 +8,7 @@ namespace hvd::gpu {
 
 void LaunchOrder::begin(const CallContext& site, const Stream& stream) {
   if (!last_) last_.emplace(site);
-  if (of_ != nullptr && of_ != &stream)
-    check(site, site.table->stream_wait_event(stream.get(), last_->get()), "cudaStreamWaitEvent");
+  if (of_ != nullptr && of_ != &stream) stream.wait_for(site, last_->get());
 }
 
 void LaunchOrder::end(const CallContext& site, const Stream& stream) {
@@ -20,34 +19,6 @@ void LaunchOrder::end(const CallContext& site, const Stream& stream) {
 std::vector<std::shared_ptr<Communicator>> LaunchContext::communicators() const {
   if (levels) return {levels->host.communicator, levels->across.communicator};
   return communicator ? std::vector{communicator} : std::vector<std::shared_ptr<Communicator>>{};
-}
-
-ReductionPlan LaunchContext::plan(const Reduction& reduction) const {
-  const bool travels = ranks > 1 || reduction.joined > 0;
-  const bool multiplies = travels && site.table->op_create;
-  return plan_reduction(reduction, ranks,
-                        sums_only    ? NcclScales::Nothing
-                        : multiplies ? NcclScales::All
-                                     : NcclScales::Averages);
-}
-
-PlannedOp::PlannedOp(const LaunchContext& context, const CommGroup& comm_group,
-                     const ReductionPlan& plan)
-    : context_(context),
-      communicator_(*comm_group.communicator),
-      op_(plan.op),
-      made_(plan.premultiplied != 1) {
-  if (!made_) return;
-  const NcclCode code = context.site.table->op_create(&op_, plan.premultiplied,
-                                                      nccl_type(plan.wire), communicator_.get());
-  communicator_.settle(context.site, code, "ncclRedOpCreatePreMulSum");
-}
-
-void PlannedOp::settle(NcclCode code, std::string_view call) const {
-  communicator_.settle(context_.site, code, call);
-  if (made_)
-    communicator_.settle(context_.site, context_.site.table->op_destroy(op_, communicator_.get()),
-                         "ncclRedOpDestroy");
 }
 
 std::size_t bytes_of(std::int64_t count, std::size_t element) {
@@ -106,11 +77,10 @@ void unpack(const LaunchContext& context, const Layout& layout, int lanes, const
 
 void reduce_scatter(const LaunchContext& context, const CommGroup& comm_group, const void* send,
                     void* receive, std::size_t count, const ReductionPlan& plan) {
-  const PlannedOp op(context, comm_group, plan);
   const NcclCode code =
-      context.site.table->reduce_scatter(send, receive, count, nccl_type(plan.wire), op.get(),
+      context.site.table->reduce_scatter(send, receive, count, nccl_type(plan.wire), plan.op,
                                          comm_group.communicator->get(), context.stream.get());
-  op.settle(code, "ncclReduceScatter");
+  comm_group.communicator->settle(context.site, code, "ncclReduceScatter");
 }
 
 void move(const LaunchContext& context, std::string_view call, NcclCode code,
@@ -134,11 +104,10 @@ namespace {
 
 void all_reduce(const LaunchContext& context, const CommGroup& comm_group, const void* send,
                 void* receive, std::size_t count, const ReductionPlan& plan) {
-  const PlannedOp op(context, comm_group, plan);
   const NcclCode code =
-      context.site.table->all_reduce(send, receive, count, nccl_type(plan.wire), op.get(),
+      context.site.table->all_reduce(send, receive, count, nccl_type(plan.wire), plan.op,
                                      comm_group.communicator->get(), context.stream.get());
-  op.settle(code, "ncclAllReduce");
+  comm_group.communicator->settle(context.site, code, "ncclAllReduce");
 }
 
 void all_reduce_by_levels(const LaunchContext& context, const void* send, void* receive,
@@ -151,19 +120,17 @@ void all_reduce_by_levels(const LaunchContext& context, const void* send, void* 
   const std::size_t shared = share * static_cast<std::size_t>(host.ranks);
   const auto* from = static_cast<const std::byte*>(send);
   auto* to = static_cast<std::byte*>(receive);
-  ReductionPlan again = plan;  // what the hosts have is multiplied already
-  again.premultiplied = 1;
   if (share > 0) {
     std::byte* mine = to + static_cast<std::size_t>(host.rank) * share * element;
     reduce_scatter(context, host, from, mine, share, plan);
-    all_reduce(context, across, mine, mine, share, again);
+    all_reduce(context, across, mine, mine, share, plan);
     const NcclCode code = context.site.table->all_gather(
         mine, to, share, nccl_type(plan.wire), host.communicator->get(), context.stream.get());
     host.communicator->settle(context.site, code, "ncclAllGather");
   }
   if (shared == count) return;
   all_reduce(context, host, from + shared * element, to + shared * element, count - shared, plan);
-  all_reduce(context, across, to + shared * element, to + shared * element, count - shared, again);
+  all_reduce(context, across, to + shared * element, to + shared * element, count - shared, plan);
 }
 
 void all_reduce(const LaunchContext& context, const void* send, void* receive, std::size_t count,
@@ -301,7 +268,7 @@ void enqueue_allreduce(const LaunchContext& context, const Reduction& reduction,
   const auto full = [](const Piece& piece) { return piece.count != 0; };
   const auto fulls = std::count_if(pieces.begin(), pieces.end(), full);
   if (fulls == 0) return;
-  const ReductionPlan plan = context.plan(reduction);
+  const ReductionPlan plan = plan_reduction(reduction, context.ranks, context.sums_only);
   if (context.ranks == 1 && reduction.joined == 0) return copy_alone(context, plan, pieces);
   if (fulls == 1 && plan.wire == plan.type && !plan.zeros) {
     reduce_direct(context, plan, *std::find_if(pieces.begin(), pieces.end(), full));

@@ -76,24 +76,6 @@ struct LaunchContext : CommGroup {
   }
 
   [[nodiscard]] std::vector<std::shared_ptr<Communicator>> communicators() const;
-  /// The plan for the ranks that take part, with what this NCCL can do.
-  [[nodiscard]] ReductionPlan plan(const Reduction& reduction) const;
-};
-
-/// A PlannedOp is NCCL's operation of a plan on one communicator: made for it where it
-/// premultiplies. One that is not settled goes with its communicator.
-class PlannedOp {
- public:
-  PlannedOp(const LaunchContext& context, const CommGroup& comm_group, const ReductionPlan& plan);
-  [[nodiscard]] NcclOp get() const { return op_; }
-  /// For the result of the call that uses it, or of the group of such calls; ends the operation.
-  void settle(NcclCode code, std::string_view call) const;
-
- private:
-  const LaunchContext& context_;
-  Communicator& communicator_;
-  NcclOp op_;
-  bool made_;
 };
 
 /// One tensor of this rank.

@@ -141,23 +141,6 @@ void AbortMark::close(bool free) noexcept {
   if (own != nullptr) table_.host_free(own);
 }
 
-namespace {
-
-/// "hvd 0-3,8 stream 1"
-std::string title_of(const std::vector<int>& ranks, int track) {
-  std::string name = "hvd ";
-  for (std::size_t i = 0; i < ranks.size();) {
-    std::size_t end = i + 1;
-    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
-    name += formatted("{}{}", i == 0 ? "" : ",", ranks[i]);
-    if (end - i > 1) name += formatted("-{}", ranks[end - 1]);
-    i = end;
-  }
-  return name + formatted(" stream {}", track);
-}
-
-}  // namespace
-
 Communicators::Communicators(const GpuApi& table, int device, Patience patience,
                              std::uint32_t* abort_word)
     : table_(table),
@@ -174,8 +157,9 @@ std::shared_ptr<Communicator> Communicators::of(const CallContext& site,
     // before any kernel waits for another rank: CUDA may wait for the device
     static_cast<void>(mark_.get(site));
     const NcclUniqueId id = agree_on_id(site, ranks.front(), rank == 0, exchange);
-    communicator = std::make_shared<Communicator>(site, patience_, static_cast<int>(ranks.size()),
-                                                  id, rank, title_of(ranks, track));
+    communicator =
+        std::make_shared<Communicator>(site, patience_, static_cast<int>(ranks.size()), id, rank,
+                                       formatted("hvd {} stream {}", rank_list(ranks), track));
   }
   return communicator;
 }

@@ -1,30 +1,25 @@
 #pragma once
-/// The device memory that NCCL works on: what batches are packed into, and what is lent to users.
+/// The device memory that NCCL works on.
 ///
-/// A FusionBuffer is the device memory that batches are packed into. There is one per stream, grown
-/// when a batch needs more; it is from ncclMemAlloc, and registered with each communicator that
-/// uses it if that is wanted ("User Buffer Registration", NCCL's documentation). It is for the
-/// thread that has the turn, and fails with BackendError, which says how much was asked for.
+/// Batches are packed into a FusionBuffer, one per stream, grown when a batch needs more. It is
+/// from ncclMemAlloc, and registered with each communicator that uses it if that is wanted ("User
+/// Buffer Registration", NCCL's documentation). Several batches in flight share it, as the pack of
+/// a batch comes after the unpack of the one before on the stream; an outgrown one is freed when
+/// the stream has passed the point where it was replaced. It is for the thread that has the turn,
+/// and fails with BackendError, which says how much was asked for.
 ///
-/// A symmetric window is made by all ranks of a communicator, with equally many bytes each. So
-/// there is one buffer per stream and set of ranks then, because such ranks see the same batches
-/// and grow it at the same ones; it takes what it needs or fails; and what was outgrown stays until
-/// the end. NCCL gives a window's memory back when it is deregistered, not when its communicator is
-/// aborted (2.28): after a failure it stays with the process.
+/// All ranks of a communicator make a symmetric window, with equally many bytes each. So there is
+/// one buffer per stream and set of ranks then, because such ranks see the same batches and grow it
+/// at the same ones; it takes what it needs or fails; and what was outgrown stays until the end.
+/// NCCL gives a window's memory back when it is deregistered, not when its communicator is aborted
+/// (2.28): after a failure it stays with the process.
 ///
-/// Several batches may be in flight over the one buffer: all of them run on one stream, so that the
-/// pack of a batch starts after the unpack of the batch before it. A buffer that was outgrown is
-/// freed when the stream has passed the point where it was replaced.
-///
-/// LentMemory is device memory that users keep tensors in, so that NCCL reduces them where they
-/// are; it is from cudaMalloc. Any thread may use it. It is shared by the backend and by what it
-/// has lent.
-///
-/// It is registered with no communicator: NCCL wants all ranks' buffers of a call registered, at
-/// the same place in what was registered, or none of them (User Buffer Registration, NCCL's
-/// documentation), and whether a rank's tensors are in such memory is its own affair. A block that
-/// comes back is lent again, in the order of the user's stream; it is freed with the backend, or
-/// when it comes back after that, by cudaFree, which waits until the device is done with it.
+/// LentMemory, from cudaMalloc, is what users keep tensors in, so that NCCL reduces them where they
+/// are. Any thread may use it. The backend and what it has lent share it. No communicator knows it:
+/// NCCL wants all ranks' buffers of a call registered, at the same place, or none of them, and
+/// whether a rank's tensors are in such memory is its own affair. A block that comes back is lent
+/// again, in the order of the user's stream; it is freed with the backend, or when it comes back
+/// after that, by cudaFree, which waits until the device is done with it.
 // Tested in tests/ops/gpu/nccl/nccl_memory_test.cc, tests/ops/gpu/nccl/nccl_backend_test.cc
 
 #include <cstddef>

@@ -9,7 +9,7 @@
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "hvd/routes.h"
-#include "ops/gpu/api/handles.h"
+#include "ops/gpu/api/gpu_execution.h"
 #include "ops/gpu/nccl/collectives.h"
 #include "ops/gpu/nccl/reduction_plan.h"
 #include "ops/host_ops.h"
@@ -57,11 +57,7 @@ class NcclExecution : public Execution {
     try {
       const DeviceGuard guard(site_);
       for (const auto& communicator : communicators_) communicator->check_async(site_);
-      const CudaCode code = completion_.query();
-      if (code == CudaCode::NotReady) return Progress::Idle;
-      // Not always the batch's own fault: an error of any kernel of the process surfaces in
-      // whatever call comes next.
-      check(site_, code, "cudaEventQuery (or an earlier kernel of this process)");
+      if (!happened(site_, completion_)) return Progress::Idle;
       if (!communicators_.empty() && all_->mark().is_set())
         fail(site_, "an NCCL collective",
              "another rank has aborted its communicators, and may have left this one's half done");
@@ -140,12 +136,6 @@ int local_root(const BatchTraits& traits) {
   return static_cast<int>(found - ranks.begin());
 }
 
-std::vector<std::string_view> names_of(const Batch& batch) {
-  std::vector<std::string_view> names;
-  for (const BatchMember& member : batch.members) names.push_back(member.name);
-  return names;
-}
-
 /// For profilers: "hvd allreduce 'layer0' and 7 more".
 std::string text_of(const Batch& batch) {
   if (batch.members.empty()) return formatted("hvd {}", name_of(batch.traits.kind));
@@ -206,7 +196,7 @@ bool NcclBackend::abort() noexcept {
 
 bool NcclBackend::supports(const BatchTraits& traits) const {
   return traits.device.kind == DeviceKind::Cuda && (!takes_ || takes_(*traits.set)) &&
-         moves_or_reduces(traits, reducible);
+         moves_or_reduces(traits, reduce_supported);
 }
 
 std::shared_ptr<void> NcclBackend::allocate(const BatchTraits& traits, std::size_t bytes) {
@@ -275,14 +265,7 @@ LaunchContext NcclBackend::launch_context_of(const CallContext& site, const Batc
 }
 
 void NcclBackend::enqueue(const LaunchContext& context, const Batch& batch) {
-  const CallContext& site = context.site;
-  void* last = nullptr;  // members of one step often share their event
-  for (const BatchMember& member : batch.members) {
-    if (member.ready_event == nullptr || member.ready_event == last) continue;
-    last = member.ready_event;
-    check(site, table_.stream_wait_event(context.stream.get(), static_cast<CudaEvent*>(last)),
-          "cudaStreamWaitEvent");
-  }
+  wait_for_inputs(context.site, context.stream, batch);
   std::vector<Piece> pieces;
   for (const BatchMember& member : batch.members)
     pieces.push_back(

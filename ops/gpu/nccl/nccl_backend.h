@@ -85,8 +85,8 @@ class NcclBackend : public Backend {
   ~NcclBackend() override;
 
   std::string_view name() const override { return "nccl"; }
-  /// On Cuda devices: allreduce as `reducible` says, reducescatter likewise (Sum and Average), the
-  /// others of every type. Not Adasum.
+  /// On Cuda devices: allreduce as `reduce_supported` says, reducescatter likewise (Sum and
+  /// Average), the others of every type. Not Adasum.
   bool supports(const BatchTraits& traits) const override;
   std::unique_ptr<Execution> launch(Batch batch) override;
   bool keeps_order() const override { return true; }

@@ -3,16 +3,8 @@
 #include <bit>
 
 #include "hvd/errors.h"
-#include "ops/kernels/scalar_formats.h"
 
 namespace hvd::gpu {
-
-bool reducible(DataType dtype, ReduceOp op) {
-  if (op == ReduceOp::Adasum || is_bitwise(op)) return false;
-  if (dtype == DataType::Bool) return op == ReduceOp::Min || op == ReduceOp::Max;
-  if (is_complex(dtype)) return op == ReduceOp::Sum || op == ReduceOp::Average;
-  return true;
-}
 
 namespace {
 
@@ -39,37 +31,9 @@ NcclOp nccl_op(ReduceOp op) {
   }
 }
 
-bool is_wide(DataType type) { return type == DataType::Float32 || type == DataType::Float64; }
-
-/// Returns whether a number of the type has this value.
-bool holds(DataType type, double value) {
-  namespace scalar = kernels::scalar;
-  const auto single = static_cast<float>(value);
-  if (type == DataType::Float16)
-    return static_cast<double>(scalar::half_to_float(scalar::float_to_half(single))) == value;
-  return static_cast<double>(scalar::bfloat_to_float(scalar::float_to_bfloat(single))) == value;
-}
-
-/// Leaves to NCCL what it does while it sums.
-void premultiply(ReductionPlan& plan, int divisor, bool all_are_there) {
-  const bool sums = plan.op == NcclOp::Sum || plan.op == NcclOp::Avg;
-  if (!sums || is_integer(plan.type) || plan.before.divisor > 1 ||
-      (plan.op == NcclOp::Avg && plan.before.none()))
-    return;
-  const bool divides =
-      plan.op == NcclOp::Avg || (plan.after.divisor > 1 && is_wide(plan.type) && all_are_there);
-  const double factor = divides ? plan.before.factor / divisor : plan.before.factor;
-  if (factor == 1 || (!is_wide(plan.type) && !holds(plan.type, factor))) return;
-  plan.premultiplied = factor;
-  plan.before.factor = 1;
-  if (!divides) return;
-  plan.op = NcclOp::Sum;
-  plan.after.divisor = 1;
-}
-
 }  // namespace
 
-ReductionPlan plan_reduction(const Reduction& reduction, int ranks, NcclScales scales) {
+ReductionPlan plan_reduction(const Reduction& reduction, int ranks, bool sums_only) {
   const bool average = reduction.op == ReduceOp::Average;
   ReductionPlan plan;
   plan.type = real_type(reduction.dtype);
@@ -84,7 +48,7 @@ ReductionPlan plan_reduction(const Reduction& reduction, int ranks, NcclScales s
   const bool exact = !is_integer(plan.type) && std::has_single_bit(static_cast<unsigned>(ranks)) &&
                      reduction.joined == 0;
   if (average && divisor > 1) {
-    if (exact && scales != NcclScales::Nothing) {
+    if (exact && !sums_only) {
       plan.op = NcclOp::Avg;
     } else if (exact || plan.type == DataType::Float16) {
       plan.before.divisor = divisor;
@@ -92,9 +56,6 @@ ReductionPlan plan_reduction(const Reduction& reduction, int ranks, NcclScales s
       plan.after.divisor = divisor;
     }
   }
-  // By itself a rank multiplies in hvd's kernels: NCCL 2.28.9 leaves out the last of an odd number
-  // of float64 then.
-  if (scales == NcclScales::All && ranks > 1) premultiply(plan, divisor, reduction.joined == 0);
   return plan;
 }
 

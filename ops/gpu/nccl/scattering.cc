@@ -80,7 +80,6 @@ void reduce_parts(const LaunchContext& context, const ReductionPlan& plan, std::
     std::byte* own = buffer + parts.starts[static_cast<std::size_t>(context.rank)];
     return reduce_scatter(context, context, buffer, own, parts.starts[1] / element, plan);
   }
-  const PlannedOp op(context, context, plan);
   std::optional<Group> group;
   group.emplace(context.site);
   for (std::size_t rank = 0; rank < parts.layouts.size(); ++rank) {
@@ -88,11 +87,11 @@ void reduce_parts(const LaunchContext& context, const ReductionPlan& plan, std::
     std::byte* part = buffer + parts.starts[rank];
     move(context, "ncclReduce",
          context.site.table->reduce(part, part, parts.layouts[rank].bytes / element,
-                                    nccl_type(plan.wire), op.get(), static_cast<int>(rank),
+                                    nccl_type(plan.wire), plan.op, static_cast<int>(rank),
                                     context.communicator->get(), context.stream.get()),
          group);
   }
-  op.settle(group->end(), "ncclGroupEnd");
+  context.communicator->settle(context.site, group->end(), "ncclGroupEnd");
 }
 
 }  // namespace
@@ -120,7 +119,7 @@ void enqueue_reducescatter(const LaunchContext& context, const Reduction& reduct
   if (fulls == 0) return;
   const auto& first = *std::find_if(pieces.begin(), pieces.end(), full);
   const auto self = static_cast<std::size_t>(context.rank);
-  ReductionPlan plan = context.plan(reduction);
+  ReductionPlan plan = plan_reduction(reduction, context.ranks, context.sums_only);
   // Where NCCL only sums, for switches: a division before the sum would need the input packed, and
   // only Float16 may overflow without.
   if (plan.type != DataType::Float16) plan.after.divisor *= std::exchange(plan.before.divisor, 1);

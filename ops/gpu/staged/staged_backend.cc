@@ -62,9 +62,7 @@ class StagedExecution : public Execution {
       copy_back();
     }
     const DeviceGuard guard(site_);
-    const CudaCode code = completion_.query();
-    if (code == CudaCode::NotReady) return Progress::Idle;
-    check(site_, code, "cudaEventQuery (or an earlier kernel of this process)");
+    if (!happened(site_, completion_)) return Progress::Idle;
     done_ = true;
     outputs_.clear();
     host_.reset();
@@ -81,9 +79,7 @@ class StagedExecution : public Execution {
     since_ = std::chrono::steady_clock::now();
     for (const Output& output : outputs_) {
       if (output.bytes == 0) continue;
-      if (output.ready != nullptr)
-        check(site_, site_.table->stream_wait_event(backend_.stream().get(), output.ready),
-              "cudaStreamWaitEvent");
+      if (output.ready != nullptr) backend_.stream().wait_for(site_, output.ready);
       check(site_,
             site_.table->memcpy_async(output.to, output.from.get(), output.bytes,
                                       backend_.stream().get()),
@@ -145,10 +141,7 @@ void StagedBackend::pass(const CallContext& site, const Stream& stream) const {
   Event passed(site);
   passed.record(site, stream);
   auto pause = std::chrono::microseconds(0);
-  for (;;) {
-    const CudaCode code = passed.query();
-    if (code != CudaCode::NotReady)
-      return check(site, code, "cudaEventQuery (or an earlier kernel of this process)");
+  while (!happened(site, passed)) {
     if (failure_.get) failure_.get().raise();
     std::this_thread::sleep_for(pause);
     pause = std::min(pause + std::chrono::microseconds(5), std::chrono::microseconds(200));
@@ -172,9 +165,7 @@ void StagedBackend::fetch(const CallContext& site, const BatchMember& member, co
     stream->create(site);
   }
   if (member.ready_event != nullptr) {
-    check(site,
-          table_.stream_wait_event(stream->get(), static_cast<CudaEvent*>(member.ready_event)),
-          "cudaStreamWaitEvent");
+    stream->wait_for(site, static_cast<CudaEvent*>(member.ready_event));
     // here, where the wait can be given up: such a copy blocks until its turn has come
     if (!to.pinned) pass(site, *stream);
   }

@@ -235,24 +235,6 @@ HVD_EXPORTED ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t
   return forget_place(comm, reinterpret_cast<void*>(window), "ncclCommWindowDeregister");
 }
 
-// ---- operations of one's own
-HVD_EXPORTED ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar,
-                                                   ncclDataType_t type,
-                                                   ncclScalarResidence_t /*place*/,
-                                                   ncclComm_t comm) {
-  const Lock lock;
-  if (!may(comm, "ncclRedOpCreatePreMulSum")) return ncclInvalidArgument;
-  *op =
-      static_cast<ncclRedOp_t>(comm->make_operator(value_of(type_of(type), scalar), type_of(type)));
-  return ncclSuccess;
-}
-HVD_EXPORTED ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
-  const Lock lock;
-  return may(comm, "ncclRedOpDestroy") && comm->drop_operator(static_cast<hvd::gpu::NcclOp>(op))
-             ? ncclSuccess
-             : ncclInvalidArgument;
-}
-
 // ---- groups, collectives, messages
 HVD_EXPORTED ncclResult_t ncclGroupStart() {
   ++open_group().depth;

@@ -60,20 +60,7 @@ UseOfMemory HostComm::use_of(const Contribution& part) const {
   return use;
 }
 
-void HostComm::apply_operator(Contribution& part) const {
-  if (part.call.find("Reduce") == StateText::npos || part.extra <= static_cast<int>(NcclOp::Avg))
-    return;
-  const auto own = operators_.find(part.extra);
-  if (own == operators_.end() || own->second.second != part.type)
-    return cluster_.note("an operation that is not there, or is of another type, in " +
-                         text_of(part.call));
-  part.extra = static_cast<int>(NcclOp::Sum);
-  part.factor = own->second.first;
-  part.multiplied = true;
-}
-
 Contribution HostComm::collective(void* stream, Contribution part, const std::string& name) {
-  apply_operator(part);
   part.send_place = place_of(part.send);
   part.receive_place = place_of(part.receive);
   UseOfMemory use = use_of(part);
@@ -146,12 +133,6 @@ void HostComm::put_on_streams() {
     device_.put(*this, stream, {.use = std::move(messages.first), .run = run});
   }
 }
-
-NcclOp HostComm::make_operator(double factor, NcclType type) {
-  operators_[++last_operator_] = {factor, type};
-  return static_cast<NcclOp>(last_operator_);
-}
-bool HostComm::drop_operator(NcclOp op) { return operators_.erase(static_cast<int>(op)) == 1; }
 
 void HostComm::add_place(const void* memory, std::size_t bytes, const std::string& name,
                          void* handle) {

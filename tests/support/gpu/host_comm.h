@@ -1,7 +1,7 @@
 #pragma once
-/// A rank's side of an NCCL communicator on virtual GPUs: what it has issued, its registered
-/// memory, its operations of one's own. The ranks meet in the cluster, which notes misuse. For the
-/// device's owner, one thread at a time.
+/// A rank's side of an NCCL communicator on virtual GPUs: what it has issued, and its registered
+/// memory. The ranks meet in the cluster, which notes misuse. For the device's owner, one thread at
+/// a time.
 
 #include <cstddef>
 #include <cstdint>
@@ -53,11 +53,6 @@ class HostComm {
   /// Lets the streams have what was issued, after so many polls.
   NcclCode issue(int busy_polls);
 
-  // ---- operations of one's own
-  NcclOp make_operator(double factor, NcclType type);
-  [[nodiscard]] bool drop_operator(NcclOp op);
-  [[nodiscard]] std::size_t operators() const { return operators_.size(); }
-
   // ---- registered memory
   void add_place(const void* memory, std::size_t bytes, const std::string& name, void* handle);
   [[nodiscard]] bool drop_place(const void* handle);
@@ -82,8 +77,6 @@ class HostComm {
   /// What NCCL's kernels read and write of this rank's memory.
   [[nodiscard]] UseOfMemory use_of(const Contribution& part) const;
   [[nodiscard]] StateText place_of(const void* memory) const;
-  /// Puts what an operation of one's own stands for in its place.
-  void apply_operator(Contribution& part) const;
   void add(void* stream, UseOfMemory use, Contribution part, bool is_message,
            const std::function<bool()>& is_over,
            const std::function<bool(const Contribution& part, Clock& clock)>& meet);
@@ -97,8 +90,6 @@ class HostComm {
   std::uint64_t next_ = 0, windows_ = 0;
   std::map<std::pair<int, int>, std::uint64_t> messages_;  ///< by sender and receiver
   std::vector<Issued> issued_;                             ///< since the last `issue`
-  std::map<int, std::pair<double, NcclType>> operators_;
-  int last_operator_ = 100;
   std::map<const std::byte*, Place> places_;
   std::function<void()> finish_window_;
 };

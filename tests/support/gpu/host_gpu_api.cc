@@ -86,8 +86,6 @@ std::string HostDevice::leaks() const {
   count("capture modes", modes_.size());
   count("pieces of registered host memory", pinned.size());
   for (const auto& [thread, before] : pushed_) count("pushed contexts", before.size());
-  for (const auto& comm : comms_)
-    if (!comm->is_aborted()) count("operations", comm->operators());
   count("open groups", static_cast<std::size_t>(group_depth_));
   count("open ranges", static_cast<std::size_t>(open_ranges_));
   return text;
@@ -721,7 +719,6 @@ void HostDevice::fill_nccl() {
   };
   fill_registration();
   fill_collectives();
-  fill_operations();
   table_.nccl_error = [](NcclCode code, NcclComm*) {
     return "host NCCL says " + std::to_string(static_cast<int>(code));
   };
@@ -749,21 +746,6 @@ void HostDevice::fill_registration() {
   table_.mem_free = [this](void* memory) {
     give_memory(memory, "ncclMemFree");
     return enter<NcclCode>("ncclMemFree");
-  };
-}
-
-void HostDevice::fill_operations() {
-  table_.op_create = [this](NcclOp* op, double factor, NcclType type, NcclComm* handle) {
-    HostComm* comm = known(handle, "ncclRedOpCreatePreMulSum");
-    const NcclCode code = enter<NcclCode>("ncclRedOpCreatePreMulSum");
-    if (code != NcclCode::Success) return code;
-    *op = comm->make_operator(factor, type);
-    return code;
-  };
-  table_.op_destroy = [this](NcclOp op, NcclComm* handle) {
-    if (!known(handle, "ncclRedOpDestroy")->drop_operator(op))
-      cluster_.note("ncclRedOpDestroy of something unknown");
-    return enter<NcclCode>("ncclRedOpDestroy");
   };
 }
 

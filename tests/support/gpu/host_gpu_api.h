@@ -62,8 +62,6 @@ class HostDevice {
   const GpuApi& table() const { return table_; }
   /// As NCCL before 2.27.
   void lack_windows() { table_.window_register = nullptr, table_.window_deregister = nullptr; }
-  /// As NCCL before 2.11: reductions of one's own are not there.
-  void lack_operations() { table_.op_create = nullptr, table_.op_destroy = nullptr; }
 
   /// The nth call (from 1) of that name fails, once.
   void fail_call(const std::string& name, int code, int nth = 1) {
@@ -158,7 +156,6 @@ class HostDevice {
   void fill_nccl();
   void fill_registration();
   void fill_collectives();
-  void fill_operations();
   void fill_host_memory();
 
   GpuApi table_;

@@ -15,7 +15,6 @@ HVD_ENUM(ncclDataType_t,
 HVD_ENUM(ncclRedOp_t,
          HVD_VALUE(ncclSum, 0) HVD_VALUE(ncclProd, 1) HVD_VALUE(ncclMax, 2) HVD_VALUE(ncclMin, 3)
              HVD_VALUE(ncclAvg, 4) HVD_VALUE(ncclMaxRedOp, 0x7fffffff));
-HVD_ENUM(ncclScalarResidence_t, HVD_VALUE(ncclScalarHostImmediate, 1));
 HVD_ENUM(, HVD_VALUE(NCCL_WIN_COLL_SYMMETRIC, 1));
 
 #ifndef HVD_TOOLKITS_HEADERS
@@ -57,9 +56,6 @@ ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle);
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, std::size_t bytes,
                                     ncclWindow_t* window, int flags);
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window);
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t type,
-                                      ncclScalarResidence_t place, ncclComm_t comm);
-ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 ncclResult_t ncclGroupStart();
 ncclResult_t ncclGroupEnd();
 ncclResult_t ncclAllReduce(const void* send, void* receive, std::size_t count, ncclDataType_t type,
