@@ -171,17 +171,13 @@ class Backend {
   /// this backend has one. Otherwise like `slot_memory`.
   virtual ExposedMemory* exposed_memory() { return nullptr; }
 
-  /// Returns whether idle executions learn of progress through the board's doorbell; otherwise they
-  /// must be polled.
+  /// Returns whether idle executions learn of progress through the board's doorbell, and any rank
+  /// of the domain finishes a batch that is agreed, or rings for the others where it needs them.
+  /// Otherwise they must be polled, and each rank has to take part soon.
   virtual bool notifies() const { return false; }
   /// Returns whether the device does what is enqueued in the order of the launches, so that the
   /// next batch of a set may be enqueued behind one that it is still at work on.
   virtual bool keeps_order() const { return false; }
-  /// Returns whether no rank of the domain needs the others' help to finish such a batch of so many
-  /// bytes, once it is agreed; otherwise each rank has to take part soon.
-  virtual bool any_rank_finishes(const BatchTraits& /*traits*/, std::int64_t /*bytes*/) const {
-    return false;
-  }
   /// Does what has to be done from time to time also where nothing is under way, for messages of
   /// batches that are over. Called by the thread that has the turn. Throws what
   /// `Execution::advance` throws.

@@ -10,10 +10,11 @@ void Status::raise() const {
     case Code::RankFailed: throw RankFailed(text_);
     case Code::StallTimeout: throw StallTimeout(text_);
     case Code::Shutdown: throw Shutdown(text_);
-    case Code::BackendError: throw BackendError(text_);
+    case Code::BackendError: break;
     case Code::InvalidArgument: throw InvalidArgument(text_);
     case Code::Deadlock: throw Deadlock(text_);
   }
+  throw BackendError(text_);  // also where the code does not exist: never a success
 }
 
 Status status_of_current_exception() {

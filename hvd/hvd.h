@@ -394,16 +394,19 @@ void barrier(const ProcessSet& process_set = {});
 /// Shutdown if the receiver has called `shutdown()` and has no recv for it, or this rank has; and
 /// what ended the world. To itself too, if another thread receives, or a recv is pending.
 void send(const Buffer& buffer, const PeerOptions& options);
-/// Does what `send` does without waiting. The buffer must stay as it is until `wait()` returns.
-Handle<void> send_async(const Buffer& buffer, const PeerOptions& options);
+/// Does what `send` does without waiting. The buffer must stay as it is until `wait()` returns; its
+/// `owner` is kept until the operation is done.
+Handle<void> send_async(const Buffer& buffer, const PeerOptions& options,
+                        std::shared_ptr<void> owner = nullptr);
 /// Receives the next message with this tag that the rank, or any, has sent, and returns that rank.
 /// Throws as `send` does: Mismatch unless the message has the buffer's type and number of elements
 /// (the message is gone then, and nothing is written), Shutdown if the rank, or all others, have
 /// called `shutdown()` without sending it.
 int recv(const Buffer& buffer, const PeerOptions& options = {});
 /// Does what `recv` does without waiting. Any number may be pending; of those with one tag that a
-/// message is for, the first gets it.
-Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options = {});
+/// message is for, the first gets it. The buffer's `owner` is kept until the operation is done.
+Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options = {},
+                       std::shared_ptr<void> owner = nullptr);
 
 /// Waits until all ranks have called it as often as this one has, or the time is over, and returns
 /// the ranks that have not, ascending: none if all have come. The world lives on, and a rank that
@@ -438,14 +441,6 @@ std::shared_ptr<void> allocate_on_device(std::size_t bytes, Device device, DataT
 std::vector<std::int64_t> even_splits(std::int64_t rows, int ranks, std::string_view name);
 /// Returns the running engine. Throws NotInitialized.
 std::shared_ptr<Engine> engine();
-/// @{
-/// Do what `send_async` and `recv_async` do, and keep the owner of the buffer's memory until they
-/// are done.
-Handle<void> send_async(const Buffer& buffer, const PeerOptions& options,
-                        std::shared_ptr<void> owner);
-Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options,
-                       std::shared_ptr<void> owner);
-/// @}
 /// Blocks until the submission is done, and throws what it failed with.
 void wait_for(Engine& engine, HandleState& pending);
 /// Blocks until the submission is done or failed, or the time is over. Returns whether it is done.

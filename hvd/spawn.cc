@@ -129,7 +129,10 @@ pid_t start(char* const* arguments) {
   }
   int error = process < 0 ? errno : 0;
   ::close(told[1]);
-  if (process > 0 && ::read(told[0], &error, sizeof error) > 0) ::waitpid(process, nullptr, 0);
+  ssize_t heard = 0;
+  if (process > 0)
+    while ((heard = ::read(told[0], &error, sizeof error)) < 0 && errno == EINTR) continue;
+  if (heard > 0) ::waitpid(process, nullptr, 0);
   ::close(told[0]);
   if (error != 0)
     throw BackendError(formatted("spawn: {}: {}; it starts the ranks, and must be in PATH",

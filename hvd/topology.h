@@ -2,6 +2,7 @@
 /// A Topology says who is where. It is a value, made once at `init()`.
 // Tested in tests/torch_bindings/collectives/world_test.cc
 
+#include <algorithm>
 #include <cstddef>
 #include <thread>
 #include <vector>
@@ -39,6 +40,13 @@ struct Topology {
   [[nodiscard]] int host_of(int of) const {
     const auto& numbers = host_of_rank.empty() ? domain_of_rank : host_of_rank;
     return numbers[static_cast<std::size_t>(of)];
+  }
+
+  /// Returns the place of rank `of` in `domain_ranks`; -1 where it is in another domain.
+  [[nodiscard]] int index_here(int of) const {
+    const auto place = std::lower_bound(domain_ranks.begin(), domain_ranks.end(), of);
+    if (place == domain_ranks.end() || *place != of) return -1;
+    return static_cast<int>(place - domain_ranks.begin());
   }
 
   /// Returns the topology of one domain of `size` ranks, seen by `rank`.

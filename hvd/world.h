@@ -231,39 +231,25 @@ class World {
 /// @cond
 #define HVD_OPERATION_OF_WORLD(operation, kind)                                                    \
   template <class Input>                                                                           \
-  auto operation(Input&& input, const typename OptionsOf<std::decay_t<Input>>::kind& options)      \
+  auto operation(Input&& input, const typename OptionsOf<std::decay_t<Input>>::kind& options = {}) \
       const {                                                                                      \
     return run([&] {                                                                               \
       return detail::Call_##operation()(std::forward<Input>(input), with_this(options));           \
     });                                                                                            \
   }                                                                                                \
-  template <class Input>                                                                           \
-  auto operation(Input&& input) const {                                                            \
-    return operation(std::forward<Input>(input), typename OptionsOf<std::decay_t<Input>>::kind{}); \
-  }                                                                                                \
   template <class Item>                                                                            \
   auto operation(std::initializer_list<Item> items,                                                \
-                 const typename OptionsOf<std::vector<Item>>::kind& options) const {               \
+                 const typename OptionsOf<std::vector<Item>>::kind& options = {}) const {          \
     return operation(std::vector<Item>(items), options);                                           \
-  }                                                                                                \
-  template <class Item>                                                                            \
-  auto operation(std::initializer_list<Item> items) const {                                        \
-    return operation(std::vector<Item>(items));                                                    \
   }                                                                                                \
   template <class First, class Second>                                                             \
   requires std::is_same_v<std::decay_t<First>, std::decay_t<Second>>                               \
   auto operation(First&& first, Second&& second,                                                   \
-                 const typename OptionsOf<std::decay_t<First>>::kind& options) const {             \
+                 const typename OptionsOf<std::decay_t<First>>::kind& options = {}) const {        \
     return run([&] {                                                                               \
       return detail::Call_##operation()(std::forward<First>(first), std::forward<Second>(second),  \
                                         with_this(options));                                       \
     });                                                                                            \
-  }                                                                                                \
-  template <class First, class Second>                                                             \
-  requires std::is_same_v<std::decay_t<First>, std::decay_t<Second>>                               \
-  auto operation(First&& first, Second&& second) const {                                           \
-    return operation(std::forward<First>(first), std::forward<Second>(second),                     \
-                     typename OptionsOf<std::decay_t<First>>::kind{});                             \
   }
   HVD_OPERATIONS(HVD_OPERATION_OF_WORLD)
 #undef HVD_OPERATION_OF_WORLD

@@ -108,11 +108,9 @@ std::shared_ptr<gpu::SharingProbe> make_probe(const gpu::GpuApi& table, int devi
   const std::vector<int> ranks = placement.sharers_of(topology.rank);
   std::size_t self = 0;
   for (const int rank : ranks) {
-    const auto index =
-        std::lower_bound(topology.domain_ranks.begin(), topology.domain_ranks.end(), rank) -
-        topology.domain_ranks.begin();
+    const int index = topology.index_here(rank);
     if (rank == topology.rank) self = sharers.size();
-    if (rank != topology.rank) others.push_back(static_cast<int>(index));
+    if (rank != topology.rank) others.push_back(index);
     sharers.push_back(controls.at(static_cast<std::size_t>(index)));
   }
   const auto ring = [board, others] {

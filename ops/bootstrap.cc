@@ -8,6 +8,7 @@
 #include "hvd/base/text.h"
 #include "hvd/launch/launch.h"
 #include "hvd/negotiation/values/signature.h"
+#include "hvd/negotiation/values/status_wire.h"
 #include "ops/mpi/library.h"
 #include "ops/mpi/meeting.h"
 #include "ops/rendezvous/store_meeting.h"
@@ -18,12 +19,6 @@ namespace {
 
 /// The mark before a rank's bytes.
 enum class Mark : std::uint8_t { Well, Failed };
-
-Bytes marked(Mark mark, const Bytes& bytes) {
-  Bytes all = Writer().put(mark).take();
-  all.insert(all.end(), bytes.begin(), bytes.end());
-  return all;
-}
 
 }  // namespace
 
@@ -68,13 +63,15 @@ void Bootstrap::begin() {
 
 std::vector<Bytes> Bootstrap::allgather(const Bytes& mine) const {
   if (!meeting_) return {mine};
-  auto all = meeting_->allgather(marked(Mark::Well, mine));
+  Bytes marked = to_wire(Mark::Well);
+  marked.insert(marked.end(), mine.begin(), mine.end());
+  auto all = meeting_->allgather(marked);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     Reader said(all[rank]);
     if (said.get<Mark>() == Mark::Well) continue;
     knows_failure_ = true;
-    const auto code = said.get<Status::Code>();
-    Status(code, formatted("hvd::init() failed on rank {}: {}", rank, said.get_string())).raise();
+    const Status why = decode_status(said);
+    Status(why.code(), formatted("hvd::init() failed on rank {}: {}", rank, why.text())).raise();
   }
   for (Bytes& bytes : all) bytes.erase(bytes.begin());
   return all;
@@ -83,8 +80,7 @@ std::vector<Bytes> Bootstrap::allgather(const Bytes& mine) const {
 void Bootstrap::fail(const Status& status) const noexcept {
   if (!meeting_ || knows_failure_ || !is_whole()) return;
   try {
-    static_cast<void>(meeting_->allgather(
-        marked(Mark::Failed, Writer().put(status.code()).put_string(status.text()).take())));
+    static_cast<void>(meeting_->allgather(to_wire(Mark::Failed, status)));
   } catch (...) {
     log(LogLevel::Warning, "the other ranks could not be told that hvd::init() failed: {}",
         status_of_current_exception().text());
@@ -140,9 +136,7 @@ Topology Bootstrap::find_hosts() const {
   topology.host_of_rank = topology.domain_of_rank;
   topology.domains = topology.cross_size = next;
   topology.domain = topology.cross_rank = numbers.at(first);
-  const auto place = std::find(topology.domain_ranks.begin(), topology.domain_ranks.end(), rank());
-  topology.domain_index = topology.local_rank =
-      static_cast<int>(place - topology.domain_ranks.begin());
+  topology.domain_index = topology.local_rank = topology.index_here(rank());
   topology.local_size = static_cast<int>(topology.domain_ranks.size());
   topology.homogeneous =
       std::all_of(sizes.begin(), sizes.end(), [&](int n) { return n == sizes.front(); });

@@ -144,12 +144,10 @@ void offer_shared_memory(RunningWorld& world, const DomainMemory& memory,
       if (made.still_here()) arena->trim();
     };
   world.shared_place = [arena](const void* block) { return arena->offset(block); };
-  world.shared_at = [memory, ranks = topology.domain_ranks](
-                        int rank, std::uint64_t place) -> std::shared_ptr<void> {
-    const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
-    if (found == ranks.end() || *found != rank) return nullptr;
-    return {memory.owner,
-            memory.arenas[static_cast<std::size_t>(found - ranks.begin())].data() + place};
+  world.shared_at = [memory, topology](int rank, std::uint64_t place) -> std::shared_ptr<void> {
+    const int index = topology.index_here(rank);
+    if (index < 0) return nullptr;
+    return {memory.owner, memory.arenas[static_cast<std::size_t>(index)].data() + place};
   };
 }
 

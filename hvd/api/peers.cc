@@ -10,28 +10,16 @@ namespace hvd {
 
 namespace {
 
-PeerCall call_of(const Buffer& buffer, const PeerOptions& options, const char* what) {
+PeerCall call_of(const Buffer& buffer, const PeerOptions& options, const char* what,
+                 std::shared_ptr<void> owner = nullptr) {
   require_running();
   if (buffer.device.kind != DeviceKind::Cpu)
     throw InvalidArgument(
         formatted("{}: the buffer is in memory of a GPU: copy it to the host", what));
   if (!has_possible_sizes(buffer.shape))
     throw InvalidArgument(formatted("{}: shape {} is impossible", what, to_string(buffer.shape)));
-  return {buffer.data, buffer.data, buffer.dtype, element_count(buffer.shape), options.peer,
-          options.tag, {}};
-}
-
-Handle<void> start_send(PeerCall call) {
-  auto running = engine();
-  auto pending = running->peer_calls().start_send(std::move(call));
-  return {std::move(running), std::move(pending), [] {}};
-}
-
-Handle<int> start_receive(PeerCall call) {
-  auto running = engine();
-  auto pending = running->peer_calls().start_receive(std::move(call));
-  const auto from = [state = pending] { return static_cast<int>(state->value); };
-  return {std::move(running), std::move(pending), from};
+  return {buffer.data,  buffer.data, buffer.dtype,    element_count(buffer.shape),
+          options.peer, options.tag, std::move(owner)};
 }
 
 }  // namespace
@@ -51,26 +39,22 @@ std::vector<int> barrier_until(std::chrono::nanoseconds time) {
   return engine()->peer_calls().meet(time);
 }
 
-Handle<void> send_async(const Buffer& buffer, const PeerOptions& options) {
-  return send_async(buffer, options, nullptr);
-}
-Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options) {
-  return recv_async(buffer, options, nullptr);
-}
-
 Handle<void> send_async(const Buffer& buffer, const PeerOptions& options,
                         std::shared_ptr<void> owner) {
   const WorldScope scope(options.world);
-  PeerCall call = call_of(buffer, options, "send");
-  call.keep_alive = std::move(owner);
-  return start_send(std::move(call));
+  PeerCall call = call_of(buffer, options, "send", std::move(owner));
+  auto running = engine();
+  auto pending = running->peer_calls().start_send(std::move(call));
+  return {std::move(running), std::move(pending), [] {}};
 }
 Handle<int> recv_async(const Buffer& buffer, const PeerOptions& options,
                        std::shared_ptr<void> owner) {
   const WorldScope scope(options.world);
-  PeerCall call = call_of(buffer, options, "recv");
-  call.keep_alive = std::move(owner);
-  return start_receive(std::move(call));
+  PeerCall call = call_of(buffer, options, "recv", std::move(owner));
+  auto running = engine();
+  auto pending = running->peer_calls().start_receive(std::move(call));
+  const auto from = [state = pending] { return static_cast<int>(state->value); };
+  return {std::move(running), std::move(pending), from};
 }
 
 }  // namespace hvd

@@ -65,6 +65,28 @@ class Writer {
   Bytes bytes_;
 };
 
+/// Encode what has no structure, as Writer puts it: beside them stand those of structures.
+template <class T>
+requires(std::is_arithmetic_v<T> || std::is_enum_v<T>) void encode(Writer& writer, const T& value) {
+  writer.put(value);
+}
+inline void encode(Writer& writer, std::string_view text) { writer.put_string(text); }
+template <class T>
+void encode(Writer& writer, std::span<const T> values) {
+  writer.put_list(values);
+}
+template <class T>
+void encode(Writer& writer, const std::vector<T>& values) {
+  writer.put_list(std::span<const T>(values));
+}
+/// Returns the bytes of the parts, one after the other: each as its `encode` says.
+template <class... Parts>
+[[nodiscard]] Bytes to_wire(const Parts&... parts) {
+  Writer writer;
+  (encode(writer, parts), ...);
+  return writer.take();
+}
+
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {}

@@ -48,7 +48,7 @@ Engine::Engine(EngineParts parts)
       cutter_(parts_, log_, mutex_),
       controller_(parts_, log_, cutter_, mutex_),
       leavers_(parts_, log_, ledger_, queue_),
-      fast_path_(parts_, log_, controller_, ledger_, queue_, mutex_, burst_, *this),
+      fast_path_(parts_, log_, ledger_, queue_, mutex_, burst_, *this),
       runner_(parts_, log_.table(), cutter_, mutex_, *this),
       submitter_(parts_, log_, factory_, controller_, leavers_, ledger_, queue_, mutex_, *this),
       handler_(parts_, log_, cutter_, fast_path_, runner_, submitter_, ledger_, queue_, mutex_,

@@ -8,11 +8,8 @@
 ///   send, recv -> PeerCalls -> PeerMessages -> [rings of the domain, or a transport] ->
 ///   HandleState
 ///
-/// Parts, each with a file pair (FailureMessenger with Health) and the owner of its state:
-/// CallerThreads, EntryFactory, Ledger, SubmissionQueue, NegotiationLog, Cutter, Controller,
-/// Leavers, FastPath, BatchRunner, Submitter, OutcomeHandler, LeaderTask, FailureMessenger,
-/// Deadlocks, Health, PeerMessages, ProgressLoop, SmallCalls, PeerCalls. Each knows those it calls
-/// by reference; back up leads only `EngineEvents`, which the engine implements. The engine itself
+/// The parts are the members below, each the owner of its state, and know those that they call by
+/// reference; back up leads only `EngineEvents`, which the engine implements. The engine itself
 /// owns the mutex, decides how entries and worlds end, and is the only one to finish entries.
 ///
 /// Locks, in the order in which they are taken: the engine's mutex (EngineLock), the board's lock

@@ -90,7 +90,7 @@ void OutcomeHandler::wake_for(const Outcomes& outcomes) {
     const auto traits =
         traits_of(*cut.plan.signature, cut.plan.dtype, {cut.plan.signature->device, 0}, set);
     const Backend* const backend = parts_.backend_for(traits);
-    const bool alone = backend != nullptr && backend->any_rank_finishes(traits, cut.plan.bytes);
+    const bool alone = backend != nullptr && backend->notifies();
     if (alone && routes::is_at_once(static_cast<std::size_t>(cut.plan.bytes))) continue;
     wake_waiters = true;
     wake_workers = wake_workers || !alone || parts_.topology.has_spare_core();

@@ -24,22 +24,20 @@ constexpr int kPortsBehind = 1009;  // those next to MASTER_PORT are other jobs'
 
 /// The variables in which a launcher says this rank's numbers; it may have none for some.
 struct Names {
-  std::string_view launcher, rank, size, local_rank;
+  std::string_view launcher, rank, size;
 };
-constexpr Names kOpenMpi{"Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                         "OMPI_COMM_WORLD_LOCAL_RANK"};
-constexpr Names kSlurm{"Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"};
-constexpr Names kTorch{"torchrun, or the like,", "RANK", "WORLD_SIZE", "LOCAL_RANK"};
+constexpr Names kOpenMpi{"Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"};
+constexpr Names kSlurm{"Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"};
+constexpr Names kTorch{"torchrun, or the like,", "RANK", "WORLD_SIZE"};
 // Launchers that may belong to another MPI. Where one says how many ranks there are it comes before
 // those that do not.
 constexpr std::array<Names, 6> kOthers{
-    {{"mpiexec of MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
-     {"MVAPICH's launcher", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
-      "MV2_COMM_WORLD_LOCAL_RANK"},
-     {"flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"},
-     {"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"},
-     {"mpiexec of PALS", "PALS_RANKID", "", "PALS_LOCAL_RANKID"},
-     {"a launcher that speaks PMIx", "PMIX_RANK", "", ""}}};
+    {{"mpiexec of MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE"},
+     {"MVAPICH's launcher", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"},
+     {"flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"},
+     {"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"},
+     {"mpiexec of PALS", "PALS_RANKID", ""},
+     {"a launcher that speaks PMIx", "PMIX_RANK", ""}}};
 
 std::optional<int> number(const std::string& text) {
   int value = 0;
@@ -68,9 +66,6 @@ Announcement read(const Environment& environment, const Names& names) {
   };
   found.hints.rank = look(names.rank);
   found.hints.size = look(names.size);
-  std::string said = found.said;
-  found.hints.local_rank = look(names.local_rank);
-  found.said = std::move(said);
   return found;
 }
 
@@ -238,7 +233,7 @@ Launch read_forced(const Environment& environment, const std::string& wanted) {
   const Announcement mpi = read_mpi_launcher(environment);
   Launch launch;
   if (wanted == "alone") {
-    launch.hints = {.rank = 0, .size = 1, .local_rank = 0};
+    launch.hints = {.rank = 0, .size = 1};
   } else if (wanted == "mpi") {
     launch =
         launch_by(Launch::Way::Mpi, mpi.hints.rank ? mpi : read_others(environment).value_or(mpi));

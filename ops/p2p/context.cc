@@ -44,11 +44,6 @@ Arrangement P2pContext::arrange(std::span<const int> ranks) const {
   return hvd::arrange(ranks, topology_.domain_of_rank, topology_.rank);
 }
 
-int P2pContext::domain_index(int rank) const {
-  const auto& ranks = topology_.domain_ranks;
-  return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
-}
-
 int P2pContext::tag(const Batch& batch, unsigned phase) const {
   const auto set = static_cast<std::uint64_t>(batch.traits.set->number);
   if (set >> set_bits_ != 0)

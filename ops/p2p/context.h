@@ -26,6 +26,7 @@ class P2pContext {
   P2pContext(std::unique_ptr<PointToPoint> wire, Topology topology, DomainMemory memory,
              std::shared_ptr<Arena> arena, Board& board, std::shared_ptr<StatsCounters> stats);
 
+  [[nodiscard]] const Topology& topology() const { return topology_; }
   [[nodiscard]] int rank() const { return topology_.rank; }
   /// Returns whether this rank speaks for its domain, and so drives the wire, every 10 ms at least,
   /// also while nothing of its own is under way.
@@ -37,7 +38,6 @@ class P2pContext {
   [[nodiscard]] Board& board() const { return board_; }
   [[nodiscard]] StatsCounters& stats() const { return *stats_; }
   [[nodiscard]] Arrangement arrange(std::span<const int> ranks) const;
-  [[nodiscard]] int domain_index(int rank) const;
   [[nodiscard]] int domain_of(int rank) const {
     return topology_.domain_of_rank[static_cast<std::size_t>(rank)];
   }

@@ -57,7 +57,7 @@ class P2pExecution : public Execution {
         alone_(context.arrange(batch_.traits.set->ranks).alone()),
         element_(element_bytes(batch_.traits.dtype)),
         requests_(context.exchange(), context.staging().owner()) {
-    for (const int rank : who_.here()) indices_.push_back(context_.domain_index(rank));
+    for (const int rank : who_.here()) indices_.push_back(context_.topology().index_here(rank));
   }
 
  protected:

@@ -6,6 +6,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/negotiation/values/signature.h"
+#include "hvd/negotiation/values/status_wire.h"
 
 namespace hvd {
 
@@ -38,12 +39,6 @@ CallbackMeeting::CallbackMeeting(Rendezvous rendezvous, std::chrono::millisecond
 }
 
 // --------------------------------------------------------------------------------------- the store
-
-void CallbackMeeting::fail(const Status& status) {
-  broken_ = status.text();
-  status.raise();
-  throw BackendError(broken_);
-}
 
 void CallbackMeeting::set(const std::string& what, const Bytes& bytes) {
   const auto* const first = reinterpret_cast<const std::uint8_t*>(bytes.data());
@@ -149,7 +144,8 @@ std::vector<Bytes> CallbackMeeting::gather(const std::string& round, const Bytes
                         missing.size() == 1 ? "rank" : "ranks", rank_list(missing),
                         missing.size() == 1 ? "has" : "have")};
   Writer said;
-  said.put(failed.code()).put_string(failed.text()).put(size());
+  encode(said, failed);
+  said.put(size());
   if (failed.ok())
     for (const Bytes& part : all) said.put_bytes(part);
   broken_.clear();
@@ -182,9 +178,7 @@ std::vector<Bytes> CallbackMeeting::allgather(const Bytes& mine) {
                       seconds())});
     try {
       Reader reader(*said);
-      const auto code = reader.get<Status::Code>();
-      std::string text = reader.get_string();
-      if (code != Status::Code::Ok) fail({code, std::move(text)});
+      if (const Status why = decode_status(reader); !why.ok()) fail(why);
       for (int left = reader.get<int>(); left > 0; --left) all.push_back(reader.get_bytes());
     } catch (const WireError& error) {
       fail({Status::Code::BackendError,
@@ -196,27 +190,8 @@ std::vector<Bytes> CallbackMeeting::allgather(const Bytes& mine) {
   return all;
 }
 
-Bytes CallbackMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
-                                       const std::function<bool()>& give_up) {
-  if (ranks.size() < 2) return mine;
-  const std::lock_guard lock(one_at_a_time_);
-  if (!broken_.empty()) throw BackendError(broken_);
-  int& count = gifts_[{ranks, tag}];
-  const std::string what = formatted("{} {} {}", joined(ranks, ","), tag, count);
-  if (rank() == ranks.front()) {
-    set(what, mine);
-    ++count;
-    return mine;
-  }
-  for (;;) {
-    if (auto value = try_get(what, 10ms)) {
-      ++count;
-      return std::move(*value);
-    }
-    if (give_up())
-      throw BackendError(
-          formatted("rank {} waited in vain for what rank {} has to give", rank(), ranks.front()));
-  }
+std::optional<Bytes> CallbackMeeting::try_take(const std::string& key) {
+  return try_get(key, 10ms);
 }
 
 }  // namespace hvd

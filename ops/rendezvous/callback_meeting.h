@@ -8,11 +8,8 @@
 
 #include <chrono>
 #include <cstdint>
-#include <map>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "hvd/errors.h"
@@ -21,7 +18,7 @@
 
 namespace hvd {
 
-class CallbackMeeting final : public Meeting {
+class CallbackMeeting final : public KeyedMeeting {
  public:
   /// Collective. Throws InvalidArgument for a wrong rendezvous, or where a rank of this name and
   /// number has been there; Mismatch where sizes differ; BackendError, which names them, if ranks
@@ -31,15 +28,16 @@ class CallbackMeeting final : public Meeting {
   int rank() const override { return store_.rank; }
   int size() const override { return store_.size; }
   void begin() override {}
-  const std::string& broken() const override { return broken_; }
   std::vector<Bytes> allgather(const Bytes& mine) override;
-  Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
-                        const std::function<bool()>& give_up) override;
 
  private:
   using Clock = std::chrono::steady_clock;
 
   [[nodiscard]] double seconds() const { return std::chrono::duration<double>(patience_).count(); }
+  void put(const std::string& key, std::uint32_t /*takers*/, const Bytes& bytes) override {
+    set(key, bytes);
+  }
+  std::optional<Bytes> try_take(const std::string& key) override;
   void announce();
   void agree_on_size();
   [[nodiscard]] std::string key(const std::string& what) const { return store_.name + "/" + what; }
@@ -50,15 +48,10 @@ class CallbackMeeting final : public Meeting {
   std::optional<Bytes> await(const std::string& what, int from, Clock::time_point deadline);
   std::vector<Bytes> gather(const std::string& round, const Bytes& mine,
                             Clock::time_point deadline);
-  [[noreturn]] void fail(const Status& status);
 
   const Rendezvous store_;
   const std::chrono::milliseconds patience_;
-  std::mutex one_at_a_time_;
-  std::string broken_;
-  Peers peers_;
-  std::uint64_t rounds_ = 0;                               // allgathers that have ended
-  std::map<std::pair<std::vector<int>, int>, int> gifts_;  // how many, by ranks and tag
+  std::uint64_t rounds_ = 0;  // allgathers that have ended
 };
 
 }  // namespace hvd

@@ -77,4 +77,30 @@ bool Peers::is_dead(int rank) const {
       peers_, [rank](const Peer& peer) { return peer.rank == rank && has_ended(peer); });
 }
 
+Bytes KeyedMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
+                                    const std::function<bool()>& give_up) {
+  if (ranks.size() < 2) return mine;
+  const std::lock_guard lock(one_at_a_time_);
+  if (!broken_.empty()) throw BackendError(broken_);
+  int& count = gifts_[{ranks, tag}];
+  const std::string key = formatted("{} {} {}", joined(ranks, ","), tag, count);
+  std::optional<Bytes> gift;
+  if (rank() == ranks.front()) {
+    put(key, static_cast<std::uint32_t>(ranks.size() - 1), mine);
+    gift = mine;
+  }
+  while (!gift && !(gift = try_take(key)))
+    if (give_up())
+      throw BackendError(
+          formatted("rank {} waited in vain for what rank {} has to give", rank(), ranks.front()));
+  ++count;
+  return std::move(*gift);
+}
+
+void KeyedMeeting::fail(const Status& status) {
+  broken_ = status.text();
+  status.raise();
+  throw BackendError(broken_);
+}
+
 }  // namespace hvd

@@ -6,12 +6,17 @@
 /// for it; what a call has thrown for once, all later ones throw.
 // Tested in tests/ops/rendezvous/meeting_test.cc, tests/ops/bootstrap_mpi_test.cc
 
+#include <cstdint>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/base/wire.h"
+#include "hvd/errors.h"
 #include "ops/shm/memory/shared_memory.h"
 
 namespace hvd {
@@ -71,6 +76,28 @@ class Peers {
   };
   static bool has_ended(const Peer& peer);
   std::vector<Peer> peers_;
+};
+
+/// KeyedMeeting is a Meeting by way of a store, in which each gift has a key of its own.
+class KeyedMeeting : public Meeting {
+ public:
+  const std::string& broken() const override { return broken_; }
+  Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
+                        const std::function<bool()>& give_up) override;
+
+ protected:
+  /// Sets a gift's value, which so many others take.
+  virtual void put(const std::string& key, std::uint32_t takers, const Bytes& bytes) = 0;
+  /// Returns a gift's value, or none after a moment.
+  virtual std::optional<Bytes> try_take(const std::string& key) = 0;
+  /// Throws it, as all later calls do.
+  [[noreturn]] void fail(const Status& status);
+
+  std::mutex one_at_a_time_;
+  std::string broken_;
+  Peers peers_;
+  // how many in this world, by ranks and tag
+  std::map<std::pair<std::vector<int>, int>, int> gifts_;
 };
 
 }  // namespace hvd

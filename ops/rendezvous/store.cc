@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hvd/base/text.h"
+#include "hvd/negotiation/values/status_wire.h"
 
 namespace hvd {
 
@@ -13,10 +14,6 @@ constexpr std::size_t kMostValues = 1U << 16;
 
 Bytes answer(const std::string& key, const Bytes& value) {
   return Writer().put_string(key).put_bytes(value).take();
-}
-
-Bytes words_of(const Status& status) {
-  return Writer().put(status.code()).put_string(status.text()).take();
 }
 
 }  // namespace
@@ -83,7 +80,7 @@ void Store::fail(Status status) {
   if (!failed_.ok()) return;
   failed_ = std::move(status);
   for (std::size_t rank = 0; rank < here_.size(); ++rank)
-    if (here_[rank]) reply(static_cast<int>(rank), FrameKind::Failed, words_of(failed_));
+    if (here_[rank]) reply(static_cast<int>(rank), FrameKind::Failed, to_wire(failed_));
 }
 
 void Store::take(int rank, const Frame& frame) {

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "hvd/base/text.h"
+#include "hvd/negotiation/values/status_wire.h"
 
 namespace hvd {
 
@@ -105,20 +106,18 @@ Attempt try_to_meet(const SocketAddress& address, const Hello& hello, const Dige
 
 // ---------------------------------------------------------------------------------- the connection
 
-void StoreMeeting::fail(const Status& status) {
-  broken_ = status.text();
-  status.raise();
-  throw BackendError(broken_);
-}
-
 void StoreMeeting::send(FrameKind kind, std::span<const std::byte> payload) {
   if (!broken_.empty()) throw BackendError(broken_);
   Bytes bytes;
   put_frame(bytes, kind, payload);
+  if (send_all(connection_, bytes, Clock::now() + patience_)) return;
   // The server reads at all times. What it has said before it went is still to be heard.
-  if (!send_all(connection_, bytes, Clock::now() + 60s))
-    while (receive()) {
-    }
+  while (receive()) {
+  }
+  // it may have half a frame, for the rest of which it would take the next one
+  fail({Status::Code::BackendError,
+        formatted("rank 0, which holds the ranks' store, takes nothing of what rank {} says",
+                  rank_)});
 }
 
 std::optional<Frame> StoreMeeting::receive() {
@@ -129,8 +128,8 @@ std::optional<Frame> StoreMeeting::receive() {
     if (heard == Heard::End) fail({Status::Code::RankFailed, words_of_dead(0)});
     Reader reader(frame.payload);
     if (frame.kind == FrameKind::Failed) {
-      const auto code = reader.get<Status::Code>();
-      fail({code == Status::Code::Ok ? Status::Code::BackendError : code, reader.get_string()});
+      const Status why = decode_status(reader);
+      fail(why.ok() ? Status(Status::Code::BackendError, why.text()) : why);
     }
     if (frame.kind == FrameKind::Value) {
       std::string key = reader.get_string();
@@ -191,28 +190,19 @@ std::vector<Bytes> StoreMeeting::allgather(const Bytes& mine) {
   return all;
 }
 
-Bytes StoreMeeting::give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
-                                    const std::function<bool()>& give_up) {
-  if (ranks.size() < 2) return mine;
-  const std::lock_guard lock(one_at_a_time_);
-  int& count = gifts_[{ranks, tag}];
-  const std::string key = formatted("{} {} {} {}", world_, joined(ranks, ","), tag, count);
-  if (rank_ == ranks.front()) {
-    const auto takers = static_cast<std::uint32_t>(ranks.size() - 1);
-    send(FrameKind::Put, Writer().put_string(key).put(takers).put_bytes(mine).bytes());
-    ++count;
-    return mine;
-  }
+void StoreMeeting::put(const std::string& key, std::uint32_t takers, const Bytes& bytes) {
+  const std::string of_world = formatted("{} {}", world_, key);
+  send(FrameKind::Put, Writer().put_string(of_world).put(takers).put_bytes(bytes).bytes());
+}
+
+std::optional<Bytes> StoreMeeting::try_take(const std::string& gift) {
+  const std::string key = formatted("{} {}", world_, gift);
   if (asked_.insert(key).second) send(FrameKind::Get, Writer().put_string(key).bytes());
-  while (!values_.contains(key)) {
-    if (give_up())
-      throw BackendError(
-          formatted("rank {} waited in vain for what rank {} has to give", rank_, ranks.front()));
-    static_cast<void>(receive());
-  }
+  if (!values_.contains(key)) static_cast<void>(receive());
+  auto value = values_.extract(key);
+  if (value.empty()) return std::nullopt;
   asked_.erase(key);
-  ++count;
-  return std::move(values_.extract(key).mapped());
+  return std::move(value.mapped());
 }
 
 }  // namespace hvd

@@ -7,9 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -46,12 +44,14 @@ struct Attempt {
 Attempt try_to_meet(const SocketAddress& address, const Hello& hello, const Digest& key,
                     Deadline deadline, Deadline patience);
 
-class StoreMeeting final : public Meeting {
+class StoreMeeting final : public KeyedMeeting {
  public:
-  /// `made`: an attempt that was welcome.
-  StoreMeeting(int rank, int size, Attempt made)
+  /// `made`: an attempt that was welcome; `patience`: how long the store may take nothing.
+  StoreMeeting(int rank, int size, Attempt made,
+               std::chrono::milliseconds patience = std::chrono::seconds(60))
       : rank_(rank),
         size_(size),
+        patience_(patience),
         connection_(std::move(made.connection)),
         in_(std::move(made.in)) {}
   /// Collective: returns when all ranks are there. Throws what the server says, or BackendError
@@ -62,32 +62,26 @@ class StoreMeeting final : public Meeting {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void begin() override;
-  const std::string& broken() const override { return broken_; }
   std::vector<Bytes> allgather(const Bytes& mine) override;
-  Bytes give_from_first(const std::vector<int>& ranks, const Bytes& mine, int tag,
-                        const std::function<bool()>& give_up) override;
 
  private:
+  void put(const std::string& key, std::uint32_t takers, const Bytes& bytes) override;
+  std::optional<Bytes> try_take(const std::string& key) override;
   void send(FrameKind kind, std::span<const std::byte> payload);
   /// Returns the next frame that is none of another call; none after a moment without one.
   std::optional<Frame> receive();
-  [[noreturn]] void fail(const Status& status);
   void look_for_dead();
 
   const int rank_;
   const int size_;
+  const std::chrono::milliseconds patience_;
   std::unique_ptr<StoreServer> server_;
-  std::mutex one_at_a_time_;
   FileDescriptor connection_;
   FrameReader in_;
   std::set<std::string> asked_;  // for values
   std::unordered_map<std::string, Bytes> values_;
-  std::string broken_;
-  Peers peers_;
   // a rank, and when it may no longer be waited for
   std::optional<std::pair<int, Deadline>> dead_;
-  // how many in this world, by ranks and tag
-  std::map<std::pair<std::vector<int>, int>, int> gifts_;
   // allgathers that have ended: as many on all ranks
   std::uint64_t exchanges_ = 0;
   // how many had, when this world's init() began

@@ -84,7 +84,7 @@ class ClaimedExecution final : public Execution {
         state_(context.board().batches().state(batch_.sequence)),
         is_adasum_(batch_.traits.op == ReduceOp::Adasum),
         chunks_(batch_, is_adasum_) {
-    for (const int rank : batch_.ranks) members_.push_back(context_.domain_index(rank));
+    for (const int rank : batch_.ranks) members_.push_back(context_.topology().index_here(rank));
     reduction_ = reduction_of(batch_.traits);
     by_this_rank_.assign(chunks_.size(), false);
     zeros_count_ = batch_.ranks.size() < batch_.traits.set->ranks.size() &&

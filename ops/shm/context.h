@@ -4,7 +4,6 @@
 /// turn; `staging` also for those that submit. It fails with BackendError.
 // Tested in tests/contract/suite.cc
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <memory>
@@ -30,10 +29,6 @@ class ShmContext {
   [[nodiscard]] const Topology& topology() const { return topology_; }
   [[nodiscard]] Staging& staging() { return staging_; }
   [[nodiscard]] Board& board() const { return board_; }
-  [[nodiscard]] int domain_index(int rank) const {
-    const auto& ranks = topology_.domain_ranks;
-    return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
-  }
   /// Gives the others a moment to complete the batch, about as long as to fall asleep and be woken
   /// takes. Returns whether they have.
   [[nodiscard]] bool linger(const BatchState& batch) const {

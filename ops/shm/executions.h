@@ -32,7 +32,7 @@ class PullExecution final : public Execution {
   [[nodiscard]] std::uint64_t my_location(const BatchMember& member) const;
   [[nodiscard]] std::uint64_t location_of(const BatchMember& member, std::size_t place) const;
   [[nodiscard]] int index_of(std::size_t place) const {
-    return context_.domain_index(batch_.ranks[place]);
+    return context_.topology().index_here(batch_.ranks[place]);
   }
   // These return false if the process of a rank has ended: then there is nothing left to wait for
   // but that the world fails.

@@ -85,10 +85,6 @@ std::uint64_t ShmBackend::prepare(const BatchTraits& traits, BatchMember& member
   return staging_.stage(member.input, bytes);
 }
 
-bool ShmBackend::any_rank_finishes(const BatchTraits& /*traits*/, std::int64_t /*bytes*/) const {
-  return true;  // where a rank needs the others after all, its execution rings for them
-}
-
 void ShmBackend::release(const BatchTraits& /*traits*/, std::uint64_t location) noexcept {
   staging_.release(location);
 }

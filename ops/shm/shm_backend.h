@@ -39,7 +39,6 @@ class ShmBackend final : public Backend, private SlotMemory, private ExposedMemo
   SlotMemory* slot_memory() override { return this; }
   ExposedMemory* exposed_memory() override { return this; }
   bool notifies() const override { return true; }
-  bool any_rank_finishes(const BatchTraits& traits, std::int64_t bytes) const override;
 
  private:
   std::optional<std::uint64_t> keep(const BatchTraits& traits, std::size_t bytes) override;

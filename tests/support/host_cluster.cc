@@ -54,9 +54,7 @@ void reduce_on_host(const std::vector<Contribution>& ranks) {
     for (std::size_t i = 0; i < count; ++i) {
       const auto input = [&](const Contribution& rank) {
         const T value = static_cast<const T*>(rank.send)[i];
-        if constexpr (!kInteger<T>) {  // premultiplied, in the type
-          if (rank.multiplied)
-            return reduced_on_host(value, static_cast<T>(rank.factor), NcclOp::Prod);
+        if constexpr (!kInteger<T>) {
           if (op == NcclOp::Avg)
             return reduced_on_host(value, static_cast<T>(1.0 / static_cast<double>(ranks.size())),
                                    NcclOp::Prod);
@@ -96,16 +94,6 @@ void move_on_host(const std::vector<Contribution>& ranks) {
 }  // namespace
 
 std::size_t bytes_of_type(NcclType type) { return element_bytes(host_type(type)); }
-
-double value_of(NcclType type, const void* element) {
-  double value = 0;
-  with_host_type(host_type(type), [&](auto tag) {
-    typename decltype(tag)::Native native;
-    std::memcpy(&native, element, sizeof native);
-    value = static_cast<double>(native);
-  });
-  return value;
-}
 
 HostCluster::HostCluster() = default;
 HostCluster::~HostCluster() = default;

@@ -27,16 +27,13 @@ struct Contribution {
   NcclType type = NcclType::Uint8;
   int extra = 0;  ///< the operation; of a broadcast the root
   int root = 0;   ///< of a reduction to one
-  /// What each input is multiplied by first, if `multiplied`; ranks may differ in it.
-  double factor = 1;
-  bool multiplied = false;
   /// Where in registered memory the two lie, as text; empty: nowhere.
   StateText send_place = {}, receive_place = {};
   /// What its stream knew when it began.
   Clock clock = {};
   bool agrees_with(const Contribution& other) const {
     return call == other.call && count == other.count && type == other.type &&
-           extra == other.extra && root == other.root && multiplied == other.multiplied;
+           extra == other.extra && root == other.root;
   }
   /// NCCL uses registered memory if all ranks' is, at one place.
   bool lies_as(const Contribution& other) const {
@@ -49,8 +46,6 @@ struct Contribution {
 
 /// The bytes of one element.
 std::size_t bytes_of_type(NcclType type);
-/// The number that it is.
-double value_of(NcclType type, const void* element);
 
 /// Where ranks meet. Any thread.
 class HostCluster {

@@ -237,12 +237,9 @@ bool Controller::agree_if_complete(const UnitKey& key, std::uint32_t id, std::ui
 std::vector<int> Controller::absent_from(const Unit& unit) const {
   std::vector<int> absent;
   if (unit.key.kind == OpKind::Join) return absent;
-  const auto& domain = parts_.topology.domain_ranks;
   for (const int rank : table().sets().joined(unit.key.process_set)) {
-    const auto place = std::lower_bound(domain.begin(), domain.end(), rank);
-    if (place == domain.end() || *place != rank) continue;
-    if (!board_.rounds().has_arrived(unit.id, static_cast<int>(place - domain.begin())))
-      absent.push_back(rank);
+    const int index = parts_.topology.index_here(rank);
+    if (index >= 0 && !board_.rounds().has_arrived(unit.id, index)) absent.push_back(rank);
   }
   return absent;
 }
@@ -256,10 +253,8 @@ bool Controller::is_complete(std::uint32_t id) const {
 }
 
 bool Controller::have_read(const std::vector<int>& ranks, std::uint64_t position) const {
-  const auto& domain = parts_.topology.domain_ranks;
   return std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
-    const auto place = std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin();
-    return board_.log().read_position(static_cast<int>(place)) >= position;
+    return board_.log().read_position(parts_.topology.index_here(rank)) >= position;
   });
 }
 

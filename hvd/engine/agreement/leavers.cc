@@ -66,10 +66,8 @@ bool Leavers::try_to_doubt(UnitRef ref) {
     log.append(Negotiator::doubt(ref.id));
     return true;
   }
-  const auto& domain = parts_.topology.domain_ranks;
   const auto never_comes = [&](int rank) {
-    const auto index = std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin();
-    return !board_.rounds().has_arrived(ref.id, static_cast<int>(index)) &&
+    return !board_.rounds().has_arrived(ref.id, parts_.topology.index_here(rank)) &&
            !table().has_pledged(rank, unit.key);
   };
   const auto blocks = std::find_if(leavers.begin(), leavers.end(), never_comes);

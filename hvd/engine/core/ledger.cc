@@ -35,7 +35,7 @@ DuplicateName duplicate(const UnitKey& key) {
       name_of(key.kind), display_name(key.name))};
 }
 
-Entry& Ledger::admit(std::unique_ptr<Entry> entry) {
+Entry& Ledger::admit(std::unique_ptr<Entry>&& entry) {
   const auto [place, fresh] = entries_.try_emplace(entry->key, nullptr);
   if (!fresh) throw duplicate(entry->key);
   place->second = std::move(entry);

@@ -78,8 +78,8 @@ class Ledger {
     Units::node_type unit;
   };
 
-  /// Takes the entry in. Throws DuplicateName if its key is in flight.
-  Entry& admit(std::unique_ptr<Entry> entry);
+  /// Takes the entry in. Throws DuplicateName if its key is in flight; then it stays the caller's.
+  Entry& admit(std::unique_ptr<Entry>&& entry);
   /// Ties the entry to the unit by which records and batches speak of it: id and generation, for an
   /// id is given out again.
   void bind(Entry& entry, UnitRef unit);
@@ -103,12 +103,8 @@ class Ledger {
   [[nodiscard]] std::size_t size() const { return entries_.size(); }
   /// Calls `look` for each entry; it must not take any out.
   template <class Look>
-  void for_each(Look look) HVD_REQUIRES(engine_mutex) {
-    for (auto& [key, entry] : entries_) look(*entry);
-  }
-  template <class Look>
   void for_each(Look look) const HVD_REQUIRES(engine_mutex) {
-    for (const auto& [key, entry] : entries_) look(std::as_const(*entry));
+    for (const auto& [key, entry] : entries_) look(*entry);
   }
   /// The entries, in no particular order.
   [[nodiscard]] std::vector<Entry*> all();

@@ -139,16 +139,15 @@ void SubmissionQueue::start_again(int process_set) {
 }
 
 void SubmissionQueue::forget_set(int process_set) {
+  start_again(process_set);
   joins_.erase(process_set);
-  std::erase_if(unnamed_, [&](const auto& next) { return next.first.first == process_set; });
-  std::erase_if(persistent_, [&](const auto& next) { return next.first.first == process_set; });
   std::erase_if(library_,
                 [&](const auto& known) { return known.first.process_set == process_set; });
 }
 
 // --------------------------------------------------------------------------- submissions that wait
 
-void SubmissionQueue::push(std::unique_ptr<Entry> entry) {
+void SubmissionQueue::push(std::unique_ptr<Entry>&& entry) {
   const UnitKey key = entry->key;
   waiting_[key].push_back(std::move(entry));
 }

@@ -73,7 +73,7 @@ class SubmissionQueue {
   void forget_set(int process_set) HVD_REQUIRES(engine_mutex);
 
   // ---- submissions that wait
-  void push(std::unique_ptr<Entry> entry) HVD_REQUIRES(engine_mutex);
+  void push(std::unique_ptr<Entry>&& entry) HVD_REQUIRES(engine_mutex);
   /// Takes the first that waits for a name that is free now; null if there is none.
   std::unique_ptr<Entry> pop_ready(Ledger& ledger) HVD_REQUIRES(engine_mutex);
   /// Puts one that was popped back in front.
@@ -84,18 +84,13 @@ class SubmissionQueue {
     return waiting_.contains(key);
   }
   [[nodiscard]] bool contains_set(int process_set) const HVD_REQUIRES(engine_mutex);
-  template <class Look>
-  void for_each(Look look) const HVD_REQUIRES(engine_mutex) {
-    for (const auto& [key, entries] : waiting_)
-      for (const auto& entry : entries) look(std::as_const(*entry));
-  }
   /// Takes all that wait out.
   std::deque<std::unique_ptr<Entry>> take_all() HVD_REQUIRES(engine_mutex);
   /// Calls `look` for each that waits.
   template <class Look>
-  void for_each(Look look) HVD_REQUIRES(engine_mutex) {
-    for (auto& [key, entries] : waiting_)
-      for (auto& entry : entries) look(*entry);
+  void for_each(Look look) const HVD_REQUIRES(engine_mutex) {
+    for (const auto& [key, entries] : waiting_)
+      for (const auto& entry : entries) look(*entry);
   }
 
   /// Returns how many process sets the queue counts for, which is to stay bounded.

@@ -15,12 +15,10 @@ constexpr unsigned kLooksAtResultSharing = 4;
 
 }  // namespace
 
-FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller,
-                   Ledger& ledger, SubmissionQueue& queue, EngineMutex& mutex, Burst& burst,
-                   EngineEvents& engine)
+FastPath::FastPath(const EngineParts& parts, NegotiationLog& log, Ledger& ledger,
+                   SubmissionQueue& queue, EngineMutex& mutex, Burst& burst, EngineEvents& engine)
     : parts_(parts),
       log_(log),
-      controller_(controller),
       ledger_(ledger),
       queue_(queue),
       mutex_(mutex),

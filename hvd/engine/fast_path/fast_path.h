@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "hvd/base/waits.h"
-#include "hvd/engine/agreement/controller.h"
 #include "hvd/engine/core/burst.h"
 #include "hvd/engine/core/events.h"
 #include "hvd/engine/core/repeated_op.h"
@@ -24,8 +23,8 @@ namespace hvd {
 
 class FastPath {
  public:
-  FastPath(const EngineParts& parts, NegotiationLog& log, Controller& controller, Ledger& ledger,
-           SubmissionQueue& queue, EngineMutex& mutex, Burst& burst, EngineEvents& engine);
+  FastPath(const EngineParts& parts, NegotiationLog& log, Ledger& ledger, SubmissionQueue& queue,
+           EngineMutex& mutex, Burst& burst, EngineEvents& engine);
 
   /// Starts the call if there is a repeated operation that fits. Null, and nothing has happened,
   /// if not. The operation is the caller's until it clears `in_use`. `waits`: the caller waits for
@@ -102,7 +101,6 @@ class FastPath {
 
   const EngineParts& parts_;
   NegotiationLog& log_;
-  Controller& controller_;
   Ledger& ledger_;
   SubmissionQueue& queue_;
   EngineMutex& mutex_;

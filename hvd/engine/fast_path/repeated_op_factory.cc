@@ -53,12 +53,9 @@ std::shared_ptr<RepeatedOp> RepeatedOpFactory::describe(const Entry& entry) cons
   op->set = table().sets().share(entry.key.process_set);
   if (!op->set) return nullptr;
   if (is_direct) op->route = Route::Direct;
-  const auto& domain = parts_.topology.domain_ranks;
   // In rank order, as a round's sums are: blocks are reduced in the order of indices.
   for (const int rank : set.ranks)
-    if (parts_.is_here(rank))
-      op->indices.push_back(
-          static_cast<int>(std::lower_bound(domain.begin(), domain.end(), rank) - domain.begin()));
+    if (parts_.is_here(rank)) op->indices.push_back(parts_.topology.index_here(rank));
   op->unit = unit.ref();
   op->signature = unit.signatures.of(static_cast<std::size_t>(set.rank));
   if (!(unit.key == entry.key) || !op->signature || !(*op->signature == entry.signature))

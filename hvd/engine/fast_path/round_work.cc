@@ -14,7 +14,7 @@ bool share_batch(const RepeatedOp& one, const RepeatedOp& other) {
 }
 
 RoundWork::RoundWork(const EngineParts& parts, NegotiationLog& log)
-    : parts_(parts), board_(*parts.board), log_(log), pulled_(board_, parts.topology.rank) {
+    : board_(*parts.board), log_(log), pulled_(board_, parts.topology.rank) {
   blocks_.reserve(static_cast<std::size_t>(board_.ranks()));
 }
 

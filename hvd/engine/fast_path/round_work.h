@@ -55,7 +55,6 @@ class RoundWork {
   [[nodiscard]] const PulledRounds& pulled() const { return pulled_; }
 
  private:
-  const EngineParts& parts_;
   Board& board_;
   NegotiationLog& log_;
   const PulledRounds pulled_;

@@ -11,13 +11,6 @@ constexpr std::size_t kWirePiece = std::size_t{62} << 10;
 
 }  // namespace
 
-PeerLinks::PeerLinks(const EngineParts& parts)
-    : parts_(parts), index_of_(static_cast<std::size_t>(parts.topology.size), -1) {
-  const auto& ranks = parts.topology.domain_ranks;
-  for (std::size_t index = 0; index < ranks.size(); ++index)
-    index_of_[static_cast<std::size_t>(ranks[index])] = static_cast<int>(index);
-}
-
 std::size_t PeerLinks::most_bytes(int to) const {
   return is_elsewhere(to) ? kWirePiece : parts_.board->rings().most_bytes();
 }

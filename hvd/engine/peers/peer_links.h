@@ -23,12 +23,12 @@ namespace hvd {
 
 class PeerLinks {
  public:
-  explicit PeerLinks(const EngineParts& parts);
+  explicit PeerLinks(const EngineParts& parts) : parts_(parts) {}
 
   /// Returns whether the rank is of another domain.
   [[nodiscard]] bool is_elsewhere(int rank) const { return !parts_.is_here(rank); }
   /// Returns the index in this domain of one of its ranks.
-  [[nodiscard]] int index_of(int rank) const { return index_of_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] int index_of(int rank) const { return parts_.topology.index_here(rank); }
   /// Returns the most bytes that a payload to the rank may have.
   [[nodiscard]] std::size_t most_bytes(int to) const;
   /// Returns the bytes that it should have if there are many, so many of them under way at once.
@@ -101,7 +101,6 @@ class PeerLinks {
   void ring(int index);
 
   const EngineParts& parts_;
-  std::vector<int> index_of_;
   std::deque<Frame> own_ HVD_GUARDED_BY(engine_mutex);  ///< from this rank to itself
   std::map<int, std::deque<Frame>> waiting_
       HVD_GUARDED_BY(engine_mutex);  ///< by rank of this domain; none is empty

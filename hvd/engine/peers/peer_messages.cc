@@ -6,6 +6,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
+#include "hvd/negotiation/values/status_wire.h"
 #include "hvd/routes.h"
 
 namespace hvd {
@@ -234,8 +235,7 @@ void PeerMessages::count_taken(int from, const PeerFrameHead& head) {
 }
 
 void PeerMessages::refuse(int from, std::uint64_t send, const Status& why) {
-  const Bytes text = Writer().put(why.code()).put_string(why.text()).take();
-  links_.send(from, answer(PeerFrameKind::Refused, send), text);
+  links_.send(from, answer(PeerFrameKind::Refused, send), to_wire(why));
 }
 
 // ------------------------------------------------------------------------------- what is under way
@@ -249,8 +249,7 @@ void PeerMessages::take_answer(const PeerFrameHead& head, const PeerPayload& pay
     Bytes bytes(payload.size());
     payload.copy_to(bytes.data());
     Reader reader(bytes);
-    const auto code = reader.get<Status::Code>();
-    return end_send(found, {code, reader.get_string()});
+    return end_send(found, decode_status(reader));
   }
   if (head.kind == PeerFrameKind::Got) {
     send.got = static_cast<std::size_t>(head.words[0]);

@@ -50,7 +50,7 @@ void Submitter::require_open() {
   if (stopping_) throw Shutdown(parts_.end_call() + " has been called");
 }
 
-Entry* Submitter::admit(std::unique_ptr<Entry> fresh, bool& numbered) {
+Entry* Submitter::admit(std::unique_ptr<Entry>&& fresh, bool& numbered) {
   require_open();
   UnitKey& key = fresh->key;
   if (!log_.table().sets().has(key.process_set)) throw InvalidArgument(removed_text(key));
@@ -91,9 +91,8 @@ void Submitter::prepare(Entry& entry, bool numbered) {
   } catch (...) {
     const EngineLock lock(mutex_);
     factory_.release(entry);
-    const auto failed = ledger_.remove(entry);
-    if (numbered)
-      queue_.take_back_name(failed->key.process_set, failed->key.kind, failed->key.name);
+    if (numbered) queue_.take_back_name(entry.key.process_set, entry.key.kind, entry.key.name);
+    mutex_.destroy(ledger_.remove(entry));
     throw;
   }
 }

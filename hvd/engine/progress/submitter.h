@@ -2,7 +2,8 @@
 /// Takes submissions in: admits them to the ledger or to the queue, prepares their memory, and
 /// announces them to the other ranks. Says why it takes none any more. Under the engine's mutex,
 /// but for `prepare`.
-// Tested in tests/hvd/engine/engine_test.cc, tests/hvd/engine/controller_test.cc
+// Tested in tests/hvd/engine/submitter_test.cc, tests/hvd/engine/engine_test.cc,
+// tests/hvd/engine/controller_test.cc
 
 #include <cstdint>
 #include <deque>
@@ -46,8 +47,8 @@ class Submitter {
       HVD_REQUIRES(engine_mutex);
   /// Takes the entry in. Returns null if it waits for its name, which is in flight. `numbered`: it
   /// had no name, and was given one. Throws DuplicateName, Joined, InvalidArgument, Shutdown, or
-  /// what ended the world.
-  Entry* admit(std::unique_ptr<Entry> entry, bool& numbered) HVD_REQUIRES(engine_mutex);
+  /// what ended the world; then the entry stays the caller's, who destroys it without the mutex.
+  Entry* admit(std::unique_ptr<Entry>&& fresh, bool& numbered) HVD_REQUIRES(engine_mutex);
   /// Brings the entry's tensors to where the backends want them. Throws what a backend throws; the
   /// entry is out of the ledger then.
   void prepare(Entry& entry, bool numbered) HVD_EXCLUDES(engine_mutex);

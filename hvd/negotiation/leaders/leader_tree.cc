@@ -244,7 +244,7 @@ void LeaderTree::receive_leaving(Reader& reader, int from) {
 }
 
 void LeaderTree::receive_failure(Reader& reader, const Bytes& item, int from) {
-  const Status status = decode_failure(reader);
+  const Status status = decode_status(reader);
   if (from != links_.parent() && !is_root()) links_.send_up(item);
   links_.send_down(item, from);
   failed_ = true;

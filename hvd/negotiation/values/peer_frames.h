@@ -2,33 +2,6 @@
 /// A peer frame is what two ranks say to each other for send and recv: a head of one cache line,
 /// which begins with a word of the ring that it travels in, and a payload of so many bytes. Values;
 /// of one binary, in native byte order. Nothing fails.
-///
-///   kind      id              words[0]           payload
-///             says, to the rank that it goes to
-///   Eager     -               small payload      its elements
-///             here is a message, whole
-///   Offer     of the send     location, if any   -
-///             there is a message, whose elements are still here
-///   Want      of the send     id of the receive  -
-///             send the elements of what you have offered
-///   Chunk     of the receive  -                  elements
-///             here are the next of them
-///   Got       of the send     bytes              -
-///             so many bytes of them have come
-///   Taken     of the send     -                  -
-///             all of them are there
-///   Refused   of the send     -                  Status: code, text
-///             nobody will receive what you have offered
-///   Credit    -               bytes, in all      -
-///             so many bytes of eager messages are received
-///   AskLeft   -               -                  -
-///             have you left? Then say so behind all that you said
-///   Left      -               -                  -
-///             I have left: no message follows
-///   Came      -               their number       -
-///             I have come to so many meetings (barrier_until)
-///
-/// Eager and Offer also have the message's tag, type and number of elements.
 // Tested in tests/hvd/negotiation/rings_test.cc
 
 #include <array>
@@ -42,19 +15,22 @@
 
 namespace hvd {
 
-/// The kinds of frames.
+/// A PeerFrameKind is what a frame says to the rank that it goes to. `id` and `words[0]` are 0, and
+/// there is no payload, where nothing is said of them.
 enum class PeerFrameKind : std::uint8_t {
-  Eager,
-  Offer,
-  Want,
-  Chunk,
-  Got,
-  Taken,
-  Refused,
-  Credit,
-  AskLeft,
-  Left,
-  Came
+  Eager,    ///< Here is a message, whole: tag, dtype, count, and its elements
+  Offer,    ///< There is a message, whose elements are still here: tag, dtype, count; `id`: of the
+            ///< send; `words[0]`: its location, if any
+  Want,     ///< Send the elements of what you have offered. `id`: of the send; `words[0]`: that of
+            ///< the receive
+  Chunk,    ///< Here are the next of them. `id`: of the receive
+  Got,      ///< `words[0]` bytes of them have come. `id`: of the send
+  Taken,    ///< All of them are there. `id`: of the send
+  Refused,  ///< Nobody will receive what you have offered. `id`: of the send; payload: Status
+  Credit,   ///< `words[0]` bytes of eager messages are received, in all
+  AskLeft,  ///< Have you left? Then say so behind all that you said
+  Left,     ///< I have left: no message follows
+  Came      ///< I have come to `words[0]` meetings (barrier_until)
 };
 
 struct alignas(64) PeerFrameHead {

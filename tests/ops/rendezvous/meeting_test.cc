@@ -460,6 +460,26 @@ TEST_CASE(
   }));
 }
 
+TEST_CASE("meeting: what a store that is stopped does not take is not given, but an error") {
+  int error = 0;
+  const auto stopped = listen_at(loopback(0), error);
+  REQUIRE(stopped);
+  auto connection = connect_to(loopback(port_of(*stopped)), Clock::now() + 10s);
+  REQUIRE(connection);
+  Attempt made;
+  made.connection = std::move(*connection);
+  StoreMeeting rank(0, 2, std::move(made), 100ms);
+  const auto give = [&](const Bytes& bytes) {
+    return rank.give_from_first({0, 1}, bytes, 3, [] { return false; });
+  };
+  CHECK(give(part_of(5, 5)) == part_of(5, 5));  // the system's buffers have room
+  // half a frame may have gone: nothing must follow it
+  for (const std::size_t bytes : {std::size_t{64} << 20, std::size_t{1}})
+    CHECK_THROWS_WITH_AS(static_cast<void>(give(Bytes(bytes))),
+                         "rank 0, which holds the ranks' store, takes nothing of what rank 0 says",
+                         BackendError);
+}
+
 TEST_CASE("meeting: a gift that nobody took is none of a later world's") {
   check_all_well(meet_all(world_of(2, at_port(free_port())), [](Meeting& ranks) {
     const auto never = [] { return false; };
