@@ -18,9 +18,9 @@ class EngineProbe {
     return way.access == Access::None ? stats.routes[static_cast<std::size_t>(way.route)].load()
                                       : stats.accesses[static_cast<std::size_t>(way.access)].load();
   }
-  /// Returns how many persistent operations there are, and gives back what they keep. None may be
+  /// Returns how many repeated operations there are, and gives back what they keep. None may be
   /// in use.
-  static std::size_t drop_persistent(Engine& engine) {
+  static std::size_t drop_repeated(Engine& engine) {
     const EngineLock lock(engine.mutex_);
     return engine.fast_path_.ops().drop_all();
   }

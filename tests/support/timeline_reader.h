@@ -59,17 +59,17 @@ inline ReadTimeline read_timeline_text(const std::string& text) {
     throw std::runtime_error("it does not end in a line with ]");
   ReadTimeline read;
   read.events = nlohmann::json::parse(text).get<std::vector<nlohmann::json>>();
-  struct PersistentOp {
+  struct LaneState {
     std::string name;
     double last = 0;
     std::vector<TimelineSlice> stack;
   };
-  std::map<std::pair<int, int>, PersistentOp> lanes;
+  std::map<std::pair<int, int>, LaneState> lanes;
   for (const auto& event : read.events) {
     const std::string phase = event.at("ph");
     const int pid = event.at("pid");
     const int tid = event.at("tid");
-    PersistentOp& lane = lanes[{pid, tid}];
+    LaneState& lane = lanes[{pid, tid}];
     if (phase == "M") {
       if (event.at("name") == "thread_name") lane.name = event.at("args").at("name");
       continue;

@@ -41,7 +41,7 @@ std::string words_of_failure(const Work& work) {
 
 // ----------------------------------------------------------------- in the middle of ending a round
 
-/// A world of one domain in which the engines of all ranks have a persistent operation "x". The
+/// A world of one domain in which the engines of all ranks have a repeated operation "x". The
 /// last rank is then played by the test: its board does what its engine would do, up to where it is
 /// stopped.
 struct RoundWorld {

@@ -24,6 +24,7 @@ struct LateReport {
 
   [[nodiscard]] bool names_somebody() const { return !missing.empty() || !some_of.empty(); }
 };
+/// Writes its fields in order: the deadline as i64 nanoseconds, lists with their count u32 first.
 void encode(Writer& writer, const LateReport& report);
 /// Throws WireError on malformed input.
 LateReport decode_late_report(Reader& reader);

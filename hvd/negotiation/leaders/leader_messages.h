@@ -47,7 +47,7 @@ enum class LeaderItem : std::uint8_t {
   Stuck,     ///< Up. Ranks of a domain wait for different operations under the name: StuckReport
   Conflict,  ///< Down. These ranks are told that their operations differ, which decides it: the
              ///< same without `last_decision`
-  Credit,    ///< Up. So many cuts are over in the domain: set i32, domain i32, over u64
+  Credit,    ///< Up. So many cuts of the set are over in the domain: set i32, domain i32, over u64
   Blocked,   ///< Up. Ranks of the domain wait, and submit nothing; it replaces what the domain
              ///< has said before: BlockedReport
   Late,      ///< Up. The rank's operation has not ended by its deadline: LateReport

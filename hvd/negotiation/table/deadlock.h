@@ -47,6 +47,7 @@ struct BlockedReport {
                                                     ///< the name that the domain knew
   bool operator==(const BlockedReport&) const = default;
 };
+/// Writes its fields in order: numbers as they are, lists and the map with their count u32 first.
 void encode(Writer& writer, const BlockedReport& report);
 /// Throws WireError on malformed input.
 BlockedReport decode_blocked_report(Reader& reader);

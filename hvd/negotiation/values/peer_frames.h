@@ -18,14 +18,15 @@ namespace hvd {
 /// A PeerFrameKind is what a frame says to the rank that it goes to. `id` and `words[0]` are 0, and
 /// there is no payload, where nothing is said of them.
 enum class PeerFrameKind : std::uint8_t {
-  Eager,    ///< Here is a message, whole: tag, dtype, count, and its elements
-  Offer,    ///< There is a message, whose elements are still here: tag, dtype, count; `id`: of the
-            ///< send; `words[0]`: its location, if any
-  Want,     ///< Send the elements of what you have offered. `id`: of the send; `words[0]`: that of
-            ///< the receive
-  Chunk,    ///< Here are the next of them. `id`: of the receive
-  Got,      ///< `words[0]` bytes of them have come. `id`: of the send
-  Taken,    ///< All of them are there. `id`: of the send
+  Eager,  ///< Here is a message, whole: tag, dtype, count, and its elements: in `words` where they
+          ///< fit, else as payload
+  Offer,  ///< There is a message, whose elements are still here: tag, dtype, count; `id`: of the
+          ///< send; `words[0]`: its location, if any
+  Want,   ///< Send the elements of what you have offered. `id`: of the send; `words[0]`: that of
+          ///< the receive
+  Chunk,  ///< Here are the next of them. `id`: of the receive
+  Got,    ///< `words[0]` bytes of them have come. `id`: of the send
+  Taken,  ///< All of them are there. `id`: of the send
   Refused,  ///< Nobody will receive what you have offered. `id`: of the send; payload: Status
   Credit,   ///< `words[0]` bytes of eager messages are received, in all
   AskLeft,  ///< Have you left? Then say so behind all that you said

@@ -126,7 +126,7 @@ TEST_CASE("direct path: one contribution to each other domain a round, and nothi
           FAIL_CHECK("wrong values in round " << round);
       }
     });
-    CHECK(fast == ranks * (kRounds - 2));  // it is a persistent operation from its third call on
+    CHECK(fast == ranks * (kRounds - 2));  // it is a repeated operation from its third call on
     CHECK(seen.contributions > 0);
     CHECK(seen.contributions <= (kRounds - 2) * domains * (domains - 1));
     // A thread that the machine holds up for long sends others the long way, for a while.

@@ -209,7 +209,7 @@ TEST_CASE(
           // what was pulled is given back when something else is staged
           Work last(OpKind::Allreduce, rank, size, 0, "last", 1);
           last.run(engine);
-          CHECK(EngineProbe::drop_persistent(engine) >= 1);
+          CHECK(EngineProbe::drop_repeated(engine) >= 1);
           CHECK(world.arena(rank).used_bytes() == 0);
         });
       }
@@ -240,7 +240,7 @@ TEST_CASE(
           // What a user's allocation may well do: call the library again, and drop what is kept
           // under the name.
           static_cast<void>(its_engine.negotiator().sets().info(0));
-          static_cast<void>(EngineProbe::drop_persistent(its_engine));
+          static_cast<void>(EngineProbe::drop_repeated(its_engine));
           return mine.output.data();
         };
         if (!engine.small_calls().try_run(call))

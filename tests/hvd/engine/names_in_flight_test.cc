@@ -209,7 +209,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a name stays in flight while others take the place of its persistent operation") {
+TEST_CASE("a name stays in flight while others take the place of its repeated operation") {
   for (const int domains : {1, 2})
     for (const int others : {20, 60, 200}) {
       CAPTURE(domains);

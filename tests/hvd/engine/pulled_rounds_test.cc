@@ -261,7 +261,7 @@ TEST_CASE(
             one->run(engine);
             wrong += one->is_right() ? 0 : 1;
           }
-          static_cast<void>(EngineProbe::drop_persistent(engine));
+          static_cast<void>(EngineProbe::drop_repeated(engine));
           spoil_free_memory(world.arena(rank));
         }
       if (++done == 2) may_pull = true;
@@ -411,7 +411,7 @@ TEST_CASE(
       Ints values(1);
       engine.wait(
           *engine.submit(allreduce_of(values, "all have read", DataType::Int32), After::Wait));
-      CHECK(EngineProbe::drop_persistent(engine) == 1);
+      CHECK(EngineProbe::drop_repeated(engine) == 1);
       CHECK(world.arena(rank).used_bytes() == 0);  // no block is lost with a round that failed
       CHECK(warm_up(engine, kind, set_order, rank, "a", 5 * kMedium));
       CHECK(warm_up(engine, kind, set_order, rank, "s", kMedium, 1));

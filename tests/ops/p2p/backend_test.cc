@@ -172,7 +172,7 @@ TEST_CASE("process sets across domains, several under way at once") {
           CHECK(job->gathered == all);
         }
       }
-      static_cast<void>(EngineProbe::drop_persistent(world.engine()));
+      static_cast<void>(EngineProbe::drop_repeated(world.engine()));
       // ShmBackend keeps some until the next is staged
       if (!shm) CHECK(world.arena().used_bytes() == 0);
     }

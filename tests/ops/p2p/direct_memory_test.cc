@@ -15,7 +15,7 @@
 namespace hvd::test {
 namespace {
 
-constexpr int kDirectTestRounds = 6;  // the first two make it a persistent operation
+constexpr int kDirectTestRounds = 6;  // the first two make it a repeated operation
 
 /// Returns whether it took the fast path.
 bool run_again(Engine& engine, const Submission& submission) {

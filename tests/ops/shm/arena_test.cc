@@ -39,7 +39,7 @@ TEST_CASE(
       },
       false);
   Arena& arena = world.arena(0);
-  CHECK(EngineProbe::drop_persistent(world.engine(0)) == 1);
+  CHECK(EngineProbe::drop_repeated(world.engine(0)) == 1);
   CHECK(arena.free(users) == 0);
   CHECK(arena.used_bytes() >= used);
   CHECK(arena.try_allocate(64) == nullptr);

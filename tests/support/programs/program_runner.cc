@@ -317,7 +317,7 @@ void look_for_leaks(Common& common, int rank, Engine& engine) {
   if (common.program.domains > 1) return;
   std::vector<float> values(1);
   engine.wait(*engine.submit(allreduce_of(values, "last", DataType::Float32), After::Wait));
-  EngineProbe::drop_persistent(engine);
+  EngineProbe::drop_repeated(engine);
   const std::size_t used = common.world.arena(rank).used_bytes();
   if (used > 0)
     common.fail(rank, common.program.phases.size(), 0,
