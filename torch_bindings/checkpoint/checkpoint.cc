@@ -11,7 +11,6 @@
 #include "hvd/engine/engine.h"
 #include "hvd/negotiation/values/signature.h"
 #include "torch_bindings/checkpoint/checkpoint_contents.h"
-#include "torch_bindings/checkpoint/checkpoint_parts.h"
 #include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/objects.h"
 #include "torch_bindings/files/archives.h"
@@ -195,21 +194,18 @@ Checkpoint::Checkpoint(std::string path, CheckpointOptions options)
 
 /// Throws on all ranks if any has a failure to tell; empty: none.
 void Checkpoint::agree(const std::string& failure) const {
-  tell(allgather_object(failure, options_.process_set));
-}
-
-void Checkpoint::tell(const std::vector<std::string>& failures) const {
+  const auto failures = allgather_object(failure, options_.process_set);
   const auto ranks = options_.process_set.ranks();
   for (std::size_t i = 0; i < failures.size(); ++i)
     if (!failures[i].empty())
       throw CheckpointError(formatted("checkpoint {}: rank {}: {}", path_, ranks[i], failures[i]));
 }
 
-/// Throws on all ranks: CheckpointError if any has a failure to tell, Mismatch unless they have the
-/// same buffers, shard alike and want the same done: what follows exchanges these.
+/// Throws Mismatch on all ranks unless they have the same buffers, shard alike and want the same
+/// done: what follows exchanges these.
 void Checkpoint::check_alike(const torch::nn::Module& module,
                              const torch::optim::Optimizer& optimizer, std::int64_t step,
-                             Parts parts, const std::string& failure) const {
+                             Parts parts) const {
   std::vector<std::string> types;
   for (const auto& part : parts) types.push_back(part.type());
   std::vector<std::string> mine{
@@ -225,13 +221,7 @@ void Checkpoint::check_alike(const torch::nn::Module& module,
                                              to_string(tensor.sizes().vec()))
                                  : "undefined"));
   }
-  std::vector<std::string> failures;
-  std::vector<std::vector<std::string>> all;
-  for (auto& [why, what] : allgather_object(std::pair(failure, mine), options_.process_set)) {
-    failures.push_back(std::move(why));
-    all.push_back(std::move(what));
-  }
-  tell(failures);
+  const auto all = allgather_object(mine, options_.process_set);
   std::size_t same = all.front().size();
   for (const auto& theirs : all)
     same = std::min(same,
@@ -266,34 +256,31 @@ std::vector<at::Tensor> Checkpoint::memory_of_rank(torch::optim::Optimizer& opti
   return memory;
 }
 
-void Checkpoint::save(const torch::nn::Module& module, torch::optim::Optimizer& given,
-                      std::int64_t step, const Extra& extra) const {
-  write(module, given, step, extra, {});
-}
-
 void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer& given,
                        std::int64_t step, const Extra& extra, Parts parts) const {
   torch::optim::Optimizer& optimizer = detail::Wrappers::outermost(given, "Checkpoint::save()");
   const at::NoGradGuard no_gradient;
   const ProcessSet& set = options_.process_set;
+  check_alike(module, optimizer, step, parts);
+  check_replicas(path_, module, set);
+  std::optional<AveragedBuffers> means;
   OfRank mine;
-  std::string failure;
+  note_own_buffers(module, set, mine, [&] {
+    if (options_.average_buffers) means.emplace(module, set);
+  });
+  std::string failure, packed;
   try {
     if (options_.random_state)
       for (const auto& generator : generators(device_of(module)))
         mine.random.push_back(generator.get_state());
     mine.memory = memory_of_rank(optimizer, parts);
+    packed = detail::pack(mine);
   } catch (...) {
     failure = detail::words_of_current_exception();
   }
-  check_alike(module, optimizer, step, parts, failure);
-  check_replicas(path_, module, set);
-  std::optional<AveragedBuffers> means;
-  note_own_buffers(module, set, mine, [&] {
-    if (options_.average_buffers) means.emplace(module, set);
-  });
+  agree(failure);
   // to the one that writes: all have as much as the model
-  const auto of_ranks = detail::gather_text(detail::pack(mine), set);
+  const auto of_ranks = detail::gather_text(packed, set);
 
   std::unique_ptr<detail::FreshFile> file;
   try {
@@ -322,16 +309,6 @@ void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer&
   agree(failure_of([&] {
     if (file) file->replace(options_.keep_last);
   }));
-}
-
-std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer& optimizer) const {
-  Extra extra;
-  return load(module, optimizer, extra);
-}
-
-std::int64_t Checkpoint::load(torch::nn::Module& module, torch::optim::Optimizer& given,
-                              Extra& extra) const {
-  return read(module, given, extra, {});
 }
 
 /// Finds what there is, and wants all that has to be looked at. Throws for what does not fit,

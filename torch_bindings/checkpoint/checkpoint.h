@@ -100,75 +100,59 @@ class Checkpoint {
   /// first that does, if their steps do, or if only some ranks shard the optimizer. An optimizer of
   /// the user's own is saved by its `save`, and by the `serialize` of its options and states, its
   /// learning rate by get_lr; CheckpointError on all ranks if it has a state and overrides neither.
-  void save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step,
-            const Extra& extra = {}) const;
+  /// `module`: a module, or what holds one: a ModuleHolder, such as torch::nn::Linear, or a
+  /// std::shared_ptr; InvalidArgument, on that rank, for a null pointer.
+  template <detail::HoldsModule Held>
+  void save(const Held& module, torch::optim::Optimizer& optimizer, std::int64_t step,
+            const Extra& extra = {}) const {
+    write(detail::held_module(module, "Checkpoint"), optimizer, step, extra, {});
+  }
   /// Writes parts of the run besides, in this order: `save(net, optimizer, step, {schedule,
   /// scaler})`. Throws Mismatch, on all ranks, if they give other ones.
-  void save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step,
+  template <detail::HoldsModule Held>
+  void save(const Held& module, torch::optim::Optimizer& optimizer, std::int64_t step,
             std::initializer_list<CheckpointPart> parts) const {
-    write(module, optimizer, step, {}, {parts.begin(), parts.size()});
+    write(detail::held_module(module, "Checkpoint"), optimizer, step, {},
+          {parts.begin(), parts.size()});
   }
   /// Writes both.
-  void save(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, std::int64_t step,
+  template <detail::HoldsModule Held>
+  void save(const Held& module, torch::optim::Optimizer& optimizer, std::int64_t step,
             const Extra& extra, std::initializer_list<CheckpointPart> parts) const {
-    write(module, optimizer, step, extra, {parts.begin(), parts.size()});
+    write(detail::held_module(module, "Checkpoint"), optimizer, step, extra,
+          {parts.begin(), parts.size()});
   }
   /// Fills both, in place, on all ranks, and returns the step. The first rank reads the file, so
   /// that those of the others, on disks of their own, do not matter. Nothing is changed on any rank
   /// unless module and optimizer fit the file on all: also the order of the optimizer's parameters,
   /// as far as they are the module's. The state of an optimizer that overrides neither `save` nor
   /// `load` can be read only where it has a state already, of which LibTorch can make copies.
-  std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer) const;
+  template <detail::HoldsModule Held>
+  std::int64_t load(Held&& module, torch::optim::Optimizer& optimizer) const {
+    Extra extra;
+    return read(detail::held_module(module, "Checkpoint"), optimizer, extra, {});
+  }
   /// Fills the parts too: those that `save` was given, of the same types and in the same order;
   /// CheckpointError on all ranks for others. A file that has parts can be loaded without any. If
   /// one cannot be filled, none is changed, nor anything else.
-  std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+  template <detail::HoldsModule Held>
+  std::int64_t load(Held&& module, torch::optim::Optimizer& optimizer,
                     std::initializer_list<CheckpointPart> parts) const {
     Extra extra;
-    return read(module, optimizer, extra, {parts.begin(), parts.size()});
+    return read(detail::held_module(module, "Checkpoint"), optimizer, extra,
+                {parts.begin(), parts.size()});
   }
   /// @{
-  /// Do the same, with what else belongs to the run, and for what holds a module: a ModuleHolder,
-  /// such as torch::nn::Linear, or a std::shared_ptr. Throw InvalidArgument, on that rank, for a
-  /// null pointer.
-  std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer,
-                    Extra& extra) const;
-  std::int64_t load(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Extra& extra,
+  /// Do the same, with what else belongs to the run.
+  template <detail::HoldsModule Held>
+  std::int64_t load(Held&& module, torch::optim::Optimizer& optimizer, Extra& extra) const {
+    return read(detail::held_module(module, "Checkpoint"), optimizer, extra, {});
+  }
+  template <detail::HoldsModule Held>
+  std::int64_t load(Held&& module, torch::optim::Optimizer& optimizer, Extra& extra,
                     std::initializer_list<CheckpointPart> parts) const {
-    return read(module, optimizer, extra, {parts.begin(), parts.size()});
-  }
-  template <detail::HoldsModule Held>
-  void save(const Held& module, torch::optim::Optimizer& optimizer, std::int64_t step,
-            const Extra& extra = {}) const {
-    save(module_of(module), optimizer, step, extra);
-  }
-  template <detail::HoldsModule Held>
-  void save(const Held& module, torch::optim::Optimizer& optimizer, std::int64_t step,
-            std::initializer_list<CheckpointPart> parts) const {
-    save(module_of(module), optimizer, step, parts);
-  }
-  template <detail::HoldsModule Held>
-  void save(const Held& module, torch::optim::Optimizer& optimizer, std::int64_t step,
-            const Extra& extra, std::initializer_list<CheckpointPart> parts) const {
-    save(module_of(module), optimizer, step, extra, parts);
-  }
-  template <detail::HoldsModule Held>
-  std::int64_t load(const Held& module, torch::optim::Optimizer& optimizer) const {
-    return load(module_of(module), optimizer);
-  }
-  template <detail::HoldsModule Held>
-  std::int64_t load(const Held& module, torch::optim::Optimizer& optimizer,
-                    std::initializer_list<CheckpointPart> parts) const {
-    return load(module_of(module), optimizer, parts);
-  }
-  template <detail::HoldsModule Held>
-  std::int64_t load(const Held& module, torch::optim::Optimizer& optimizer, Extra& extra) const {
-    return load(module_of(module), optimizer, extra);
-  }
-  template <detail::HoldsModule Held>
-  std::int64_t load(const Held& module, torch::optim::Optimizer& optimizer, Extra& extra,
-                    std::initializer_list<CheckpointPart> parts) const {
-    return load(module_of(module), optimizer, extra, parts);
+    return read(detail::held_module(module, "Checkpoint"), optimizer, extra,
+                {parts.begin(), parts.size()});
   }
   /// @}
 
@@ -180,10 +164,6 @@ class Checkpoint {
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
-  template <class Held>
-  static torch::nn::Module& module_of(const Held& held) {
-    return detail::held_module(held, "Checkpoint");
-  }
   using Parts = std::span<const CheckpointPart>;
   void write(const torch::nn::Module& module, torch::optim::Optimizer& given, std::int64_t step,
              const Extra& extra, Parts parts) const;
@@ -198,9 +178,8 @@ class Checkpoint {
   void fill_own(const torch::nn::Module& module, torch::optim::Optimizer& optimizer, Parts parts,
                 const Contents& contents) const;
   void agree(const std::string& failure) const;
-  void tell(const std::vector<std::string>& failures) const;
   void check_alike(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
-                   std::int64_t step, Parts parts, const std::string& failure) const;
+                   std::int64_t step, Parts parts) const;
   [[nodiscard]] std::vector<at::Tensor> memory_of_rank(torch::optim::Optimizer& optimizer,
                                                        Parts parts) const;
 

@@ -1,16 +1,22 @@
 #pragma once
-/// The contents of a Checkpoint's file: its head, the states that belong to single ranks, and the
-/// values for a module's tensors. Local; one thread at a time. Errors: CheckpointError for what
-/// does not fit; LibTorch's c10::Error for what is damaged. Owns what it reads.
-// Tested in tests/torch_bindings/checkpoint/checkpoint_test.cc
+/// The contents of a Checkpoint's file: its head, the states that belong to single ranks, the
+/// values for a module's tensors, and the parts of the run. Local; one thread at a time. Errors:
+/// CheckpointError for what does not fit; LibTorch's c10::Error for what is damaged; what a part's
+/// own save() and load() throw. Owns what it reads, and refers to the parts.
+// Tested in tests/torch_bindings/checkpoint/checkpoint_test.cc,
+// tests/torch_bindings/checkpoint/checkpoint_run_test.cc
 
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize.h>
 
+#include <cstddef>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "torch_bindings/checkpoint/checkpoint_part.h"
 
 namespace hvd::detail {
 
@@ -57,5 +63,24 @@ using NamesInOrder = std::vector<std::vector<std::string>>;
 NamesInOrder names_in_order(const torch::nn::Module& module, torch::optim::Optimizer& optimizer);
 /// Throws CheckpointError where the state in the file would go to other parameters than its own.
 void check_order(torch::serialize::InputArchive& archive, const NamesInOrder& here);
+
+/// Writes all parts but generators, whose states belong to single ranks.
+void write_parts(torch::serialize::OutputArchive& archive, std::span<const CheckpointPart> parts);
+/// Returns the state of each part; throws CheckpointError where the file has other ones.
+std::vector<torch::serialize::InputArchive> find_parts(torch::serialize::InputArchive& archive,
+                                                       std::span<const CheckpointPart> parts);
+
+/// Fills parts, and gives them back what they had.
+class PartsLoad {
+ public:
+  explicit PartsLoad(std::span<const CheckpointPart> parts) : parts_(parts) {}
+  /// Returns why it cannot; empty if it could.
+  std::string load(std::vector<torch::serialize::InputArchive>& states);
+  void undo();
+
+ private:
+  std::span<const CheckpointPart> parts_;
+  std::vector<std::pair<std::size_t, std::string>> before_;  ///< by place: what a part had
+};
 
 }  // namespace hvd::detail

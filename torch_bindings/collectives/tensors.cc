@@ -132,6 +132,11 @@ at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, cons
   return at::from_blob(data, like.sizes(), strides, keep, options, like.device());
 }
 
+std::int64_t version_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.is_inference()) return -1;
+  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
 bool has_memory_of_its_own(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.is_cpu() && tensor.numel() > 0 &&
          tensor.is_non_overlapping_and_dense() && tensor.storage().use_count() == 1 &&

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string_view>
 
@@ -26,6 +27,10 @@ DataType data_type_of(const at::Tensor& tensor, std::string_view what, std::stri
 at::ScalarType scalar_type_of(DataType dtype);
 Device device_of(const at::Tensor& tensor);
 Shape shape_of(const at::Tensor& tensor);
+
+/// Returns how often the tensor has been written to, as autograd counts; -1 where it does not: an
+/// undefined tensor, or one of inference mode.
+std::int64_t version_of(const at::Tensor& tensor);
 
 /// An uninitialised contiguous tensor where the ranks of the host can work on it in place; ordinary
 /// memory where they share none, and on other devices.

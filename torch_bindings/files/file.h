@@ -38,8 +38,6 @@ class FreshFile {
   /// Makes the file, and its folder if that is missing.
   explicit FreshFile(std::string path);
   ~FreshFile();
-  FreshFile(const FreshFile&) = delete;
-  FreshFile& operator=(const FreshFile&) = delete;
 
   void write(const void* data, std::size_t bytes) const { file_.write(data, bytes); }
   /// Makes it durable and puts it in the place of `path`. With `keep` > 1 the old one becomes

@@ -28,13 +28,6 @@ void copy_together(const std::vector<at::Tensor>& to, const std::vector<at::Tens
   for (auto& [types, tensors] : by_types) at::_foreach_copy_(tensors.first, tensors.second);
 }
 
-std::int64_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference()
-             ? -1
-             : static_cast<std::int64_t>(
-                   tensor.unsafeGetTensorImpl()->version_counter().current_version());
-}
-
 bool has_form_of(const at::Tensor& gradient, const at::Tensor& place) {
   return gradient.scalar_type() == place.scalar_type() && gradient.strides() == place.strides();
 }
@@ -170,9 +163,9 @@ void BucketMemory::fill_with_zeros(std::size_t member) {
         at::zeros_like(parameter, parameter.options().requires_grad(false).dtype(wire_type(cell)));
     return;
   }
-  if (cell.zeros_at >= 0 && cell.zeros_at == version_of(cell.wire)) return;
+  if (cell.zeros_at >= 0 && cell.zeros_at == detail::version_of(cell.wire)) return;
   cell.wire.zero_();
-  cell.zeros_at = version_of(cell.wire);
+  cell.zeros_at = detail::version_of(cell.wire);
 }
 
 const at::Tensor& BucketMemory::sent(std::size_t member) const {

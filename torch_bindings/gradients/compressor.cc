@@ -45,14 +45,6 @@ GradientCompressor::Living& GradientCompressor::living() {
   return *made;
 }
 
-std::unique_ptr<GradientCompressor> GradientCompressor::make(Terms terms, Parameters parameters) {
-  if (terms.compression.kind() == Compression::Kind::Int8)
-    return make_int8_compressor(std::move(terms), std::move(parameters));
-  if (terms.compression.kind() == Compression::Kind::TopK)
-    return make_topk_compressor(std::move(terms), std::move(parameters));
-  return make_powersgd_compressor(std::move(terms), std::move(parameters));
-}
-
 GradientCompressor::GradientCompressor(Terms terms, Parameters parameters)
     : terms_(std::move(terms)),
       parameters_(std::move(parameters)),

@@ -119,11 +119,4 @@ class GradientCompressor {
   std::uint64_t bytes_sent_ = 0;
 };
 
-std::unique_ptr<GradientCompressor> make_int8_compressor(GradientCompressor::Terms terms,
-                                                         GradientCompressor::Parameters parameters);
-std::unique_ptr<GradientCompressor> make_topk_compressor(GradientCompressor::Terms terms,
-                                                         GradientCompressor::Parameters parameters);
-std::unique_ptr<GradientCompressor> make_powersgd_compressor(
-    GradientCompressor::Terms terms, GradientCompressor::Parameters parameters);
-
 }  // namespace hvd

@@ -266,16 +266,11 @@ class PowerSgdCompressor : public GradientCompressor {
 
 }  // namespace
 
-std::unique_ptr<GradientCompressor> make_int8_compressor(
-    GradientCompressor::Terms terms, GradientCompressor::Parameters parameters) {
-  return std::make_unique<Int8Compressor>(std::move(terms), std::move(parameters));
-}
-std::unique_ptr<GradientCompressor> make_topk_compressor(
-    GradientCompressor::Terms terms, GradientCompressor::Parameters parameters) {
-  return std::make_unique<TopKCompressor>(std::move(terms), std::move(parameters));
-}
-std::unique_ptr<GradientCompressor> make_powersgd_compressor(
-    GradientCompressor::Terms terms, GradientCompressor::Parameters parameters) {
+std::unique_ptr<GradientCompressor> GradientCompressor::make(Terms terms, Parameters parameters) {
+  if (terms.compression.kind() == Compression::Kind::Int8)
+    return std::make_unique<Int8Compressor>(std::move(terms), std::move(parameters));
+  if (terms.compression.kind() == Compression::Kind::TopK)
+    return std::make_unique<TopKCompressor>(std::move(terms), std::move(parameters));
   return std::make_unique<PowerSgdCompressor>(std::move(terms), std::move(parameters));
 }
 

@@ -3,6 +3,8 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/core/UndefinedTensorImpl.h>
 
+#include "torch_bindings/collectives/tensors.h"
+
 namespace hvd::detail {
 
 namespace {
@@ -27,12 +29,6 @@ class WatchedImpl final : public c10::TensorImpl {
 
 bool has_memory(const at::Tensor& gradient) {
   return gradient.layout() == at::kStrided && gradient.has_storage();
-}
-
-std::uint32_t version_of(const at::Tensor& gradient) {
-  return gradient.is_inference()
-             ? 0
-             : gradient.unsafeGetTensorImpl()->version_counter().current_version();
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ class GradientMark {
       c10::intrusive_ptr<c10::TensorImpl,
                          c10::UndefinedTensorImpl>()};  ///< the gradient itself, which has no
                                                         ///< memory of its own
-  std::uint32_t version_ = 0;
+  std::int64_t version_ = 0;
 };
 
 }  // namespace hvd::detail

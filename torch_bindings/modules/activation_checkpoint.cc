@@ -13,6 +13,7 @@
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "torch_bindings/collectives/agreement.h"
+#include "torch_bindings/collectives/tensors.h"
 #include "torch_bindings/modules/recomputation.h"
 #include "torch_bindings/platform/saved_tensors.h"
 
@@ -21,35 +22,25 @@ namespace hvd::detail {
 using torch::autograd::SavedVariable;
 using torch::autograd::SavedVariableHooks;
 
-namespace {
-
-std::uint32_t changes_of(const at::Tensor& tensor) {
-  return tensor.defined() && !tensor.is_inference()
-             ? tensor.unsafeGetTensorImpl()->version_counter().current_version()
-             : 0;
-}
-
-}  // namespace
-
 /// A tensor that is there, to be given as it is now.
 class KeptTensor {
  public:
   KeptTensor() = default;
   explicit KeptTensor(const at::Tensor& tensor)
-      : tensor_(tensor.detach()), version_(changes_of(tensor_)) {}
+      : tensor_(tensor.detach()), version_(version_of(tensor_)) {}
   [[nodiscard]] bool is_there() const { return tensor_.defined(); }
   [[nodiscard]] at::Tensor give() const {
-    if (changes_of(tensor_) != version_)
+    if (version_of(tensor_) != version_)
       throw InvalidArgument(
           formatted("checkpoint: a tensor that backward needs ({}) has been changed in place since "
                     "it was saved (its version was {} and is {}); clone it before",
-                    describe(tensor_), version_, changes_of(tensor_)));
+                    describe(tensor_), version_, version_of(tensor_)));
     return tensor_;
   }
 
  private:
   at::Tensor tensor_;
-  std::uint32_t version_ = 0;
+  std::int64_t version_ = -1;
 };
 
 /// Thrown through the function when all tensors are there.
@@ -58,7 +49,7 @@ struct AllTensorsAreThere {};
 /// An input of the part. In a part within another it is itself one of the tensors left out.
 struct CheckpointedInput {
   explicit CheckpointedInput(const at::Tensor& tensor)
-      : version(changes_of(tensor)),
+      : version(version_of(tensor)),
         is_plain(tensor.defined() && tensor.is_inference()),
         plain(is_plain ? tensor : at::Tensor()) {
     if (!is_plain) saved = SavedVariable(tensor, /*is_output=*/false);
@@ -66,7 +57,7 @@ struct CheckpointedInput {
   [[nodiscard]] at::Tensor again() const {
     if (is_plain) return plain;
     if (const auto there = saved.get_raw_data();
-        there && there->defined() && changes_of(*there) != version)
+        there && there->defined() && version_of(*there) != version)
       throw InvalidArgument(
           formatted("checkpoint: an input of the function ({}) has been changed in place since it "
                     "was called, or by the function itself, so that it cannot be computed from it "
@@ -75,7 +66,7 @@ struct CheckpointedInput {
     const at::Tensor tensor = saved.unpack();
     return tensor.defined() ? tensor.detach().requires_grad_(tensor.requires_grad()) : tensor;
   }
-  std::uint32_t version;
+  std::int64_t version;
   bool is_plain;
   at::Tensor plain;
   SavedVariable saved;

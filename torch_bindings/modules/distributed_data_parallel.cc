@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 
+#include "hvd/api/joins.h"
 #include "hvd/api/world.h"
 #include "hvd/base/digest.h"
 #include "hvd/base/log.h"
@@ -80,6 +81,7 @@ ModuleReducer::ModuleReducer(std::shared_ptr<torch::nn::Module> module,
       buffers_(module_, formatted("ddp.{}/buffers", number_), options_.process_set),
       kept_(std::make_unique<ReplicaComparer>(formatted("ddp.{}/kept buffers", number_),
                                               options_.process_set, "buffer")) {
+  note_joins(options_.process_set, joins_);
   broadcast_parameters(*module_, options_.process_set.ranks().front(), options_.process_set);
   if (options_.broadcast_buffers) buffers_.are_equal();
   take_in_new();
@@ -368,6 +370,7 @@ bool ModuleReducer::end_failed_backward() {
 
 /// One that has thrown has left things half done here, and the other ranks wait for the rest.
 void ModuleReducer::end_backward(bool has_thrown) {
+  if (has_thrown && note_joins(options_.process_set, joins_)) return begin_anew();
   {
     const std::lock_guard lock(mutex_);
     if (!std::exchange(in_backward_, false)) return;
@@ -435,7 +438,7 @@ JoinGuard ModuleReducer::join(const JoinOptions& options) {
   const auto share = [self = shared_from_this(), optimizer = options.optimizer](int last) {
     self->share_model(last, optimizer);
   };
-  const auto end = [self = shared_from_this()](bool failed) { self->end_join(failed); };
+  const auto end = [self = shared_from_this()] { self->end_join(); };
   return JoinGuard({rounds_, share, end});
 }
 
@@ -446,11 +449,13 @@ void ModuleReducer::share_model(int last, torch::optim::Optimizer* optimizer) {
   if (optimizer != nullptr) broadcast_optimizer_state(*optimizer, last, options_.process_set);
 }
 
-void ModuleReducer::end_join(bool failed) {
+void ModuleReducer::end_join() {
   rounds_ = nullptr;
   for (const auto& reducer : reducers_) reducer->set_join(nullptr);
-  if (!failed) return;
-  // What was under way is over: the others have left their guards, too.
+}
+
+/// Forgets what was under way before all ranks have joined: it is over.
+void ModuleReducer::begin_anew() {
   for (const auto& reducer : reducers_) reducer->begin_step();
   are_buffers_ahead_ = are_buffers_own_ = false;
   const std::lock_guard lock(mutex_);

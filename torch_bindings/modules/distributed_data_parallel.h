@@ -162,7 +162,8 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   void compare_kept_buffers();
   void finish_pass(std::size_t reducer, bool has_thrown);
   void share_model(int last, torch::optim::Optimizer* optimizer);
-  void end_join(bool failed);
+  void end_join();
+  void begin_anew();
 
   const std::shared_ptr<torch::nn::Module> module_;
   const World world_ = World::current();
@@ -177,6 +178,7 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   std::vector<std::shared_ptr<GradientReducer>> reducers_;
   std::size_t agreed_ = 1;              ///< reducers that all ranks are known to have
   std::shared_ptr<JoinRounds> rounds_;  ///< null outside join()
+  std::uint64_t joins_ = 0;             ///< of all ranks, that have ended
   bool are_buffers_own_ =
       false;  ///< a forward pass in training may have changed them since they were shared
   bool are_buffers_ahead_ = false;  ///< shared for a forward pass that has thrown

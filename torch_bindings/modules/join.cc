@@ -62,9 +62,8 @@ void JoinGuard::finish(bool failed) {
   const auto& rounds = *parts->rounds;
   struct End {  // whatever happens
     const std::unique_ptr<Parts>& parts;
-    bool failed;
-    ~End() { parts->end(failed); }
-  } const at_end{parts, failed};
+    ~End() { parts->end(); }
+  } const at_end{parts};
   if (rounds.process_set().size() == 1) return;
   const bool first_to_fail = failed && !rounds.has_thrown();
   Handle<at::Tensor> notice;
@@ -97,7 +96,7 @@ JoinGuard DistributedOptimizer::join(const JoinOptions& options) {
     throw InvalidArgument(
         "join: this rank is not in the optimizer's process set, and waits for nobody");
   auto rounds = detail::begin_rounds(parts.reducers.first(), options);
-  parts.reducers.set_join(rounds);
+  for (const auto& reducer : parts.reducers.all()) reducer->set_join(rounds);
   const std::weak_ptr<detail::OptimizerParts> held = parts_;
   const auto share = [held, set](int last) {
     const auto self = held.lock();
@@ -113,11 +112,13 @@ JoinGuard DistributedOptimizer::join(const JoinOptions& options) {
     broadcast_parameters(all, last, set);
     broadcast_optimizer_state(*self->wrapper, last, set);
   };
-  const auto end = [held](bool failed) {
+  const auto end = [held] {
     const auto self = held.lock();
     if (!self) return;
-    self->reducers.set_join(nullptr);
-    if (failed) self->reducers.begin_step();
+    for (const auto& reducer : self->reducers.all()) {
+      reducer->set_join(nullptr);
+      reducer->begin_step();
+    }
   };
   return JoinGuard({std::move(rounds), share, end});
 }

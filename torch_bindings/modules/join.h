@@ -60,7 +60,7 @@ class [[nodiscard]] JoinGuard {
   struct Parts {
     std::shared_ptr<detail::JoinRounds> rounds;  ///< what the ranks tell one another
     std::function<void(int last)> share;         ///< collective: the model of rank `last` on all
-    std::function<void(bool failed)> end;        ///< the wrapper goes on without a guard
+    std::function<void()> end;                   ///< the wrapper goes on without a guard, anew
     World world = World::current();              ///< the wrapper's
   };
   /// Begins the scope; join() of a wrapper does it.

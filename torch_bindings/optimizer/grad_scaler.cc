@@ -220,16 +220,15 @@ void GradScaler::unscale_(Optimizer& given) {
                          : sets.empty() ? options_.process_set
                                         : sets.front();
   const bool takes_part = (sets.empty() && !own_set) || set.included();
-  if (distributed != nullptr) {
-    try {
-      distributed->synchronize_once();
-    } catch (const InvalidArgument& error) {
-      if (takes_part) refuse(set, error.what());
-      throw;
-    }
+  Record record{.stage = Stage::Unscaled};
+  try {
+    if (distributed != nullptr) distributed->synchronize_once();
+    GradientCompressor::correct_scale(parameters);
+    record.unread = divide(optimizer);
+  } catch (const InvalidArgument& error) {
+    if (takes_part) refuse(set, error.what());
+    throw;
   }
-  GradientCompressor::correct_scale(parameters);
-  Record record{.stage = Stage::Unscaled, .unread = divide(optimizer)};
   record.has_gradients = record.unread.defined();
   if (takes_part) agree(record, set);
   records_[key_of(optimizer)] = std::move(record);

@@ -52,8 +52,6 @@ class MasterWeights : public detail::MasterOptimizer {
   explicit MasterWeights(std::unique_ptr<torch::optim::Optimizer> optimizer);
   /// Leaves the optimizer as one of 16-bit parameters, with its state rounded.
   ~MasterWeights() override;
-  MasterWeights(const MasterWeights&) = delete;
-  MasterWeights& operator=(const MasterWeights&) = delete;
 
   /// Steps the masters by the gradients of the parameters, and writes the parameters. Without
   /// gradient, a parameter stays.

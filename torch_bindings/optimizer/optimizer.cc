@@ -111,7 +111,8 @@ at::Tensor step_with_closure(OptimizerParts& parts, const LossClosure& closure) 
   const at::Tensor loss = step_wrapped(parts, [&] {
     if (parts.shards) parts.shards->interrupt_update();
     if (parts.masters != nullptr) parts.master_copies()->take_back();
-    if (*parts.skips == 0) parts.reducers.begin_evaluation();
+    if (*parts.skips == 0)
+      for (const auto& reducer : parts.reducers.all()) reducer->begin_evaluation();
     const at::Tensor own = closure();
     try {
       if (*parts.skips == 0) parts.reconciled().reducers.reduce(true);
@@ -218,7 +219,7 @@ void DistributedOptimizer::synchronize_once() {
 
 void DistributedOptimizer::check_replicas() {
   OptimizerParts& parts = this->parts().reconciled();
-  parts.reducers.check_replicas();
+  for (const auto& reducer : parts.reducers.all()) reducer->check_replicas();
   if (parts.deltas) parts.deltas->check_replicas();
 }
 
@@ -271,7 +272,7 @@ void DistributedOptimizer::set_backward_passes_per_step(int passes) {
     throw InvalidArgument(
         formatted("backward_passes_per_step is {}; it must be at least 1", passes));
   parts.options.backward_passes_per_step = passes;
-  parts.reducers.set_passes(passes);
+  for (const auto& reducer : parts.reducers.all()) reducer->set_passes(passes);
   if (parts.deltas) parts.deltas->set_passes(passes);
 }
 
@@ -289,12 +290,12 @@ void DistributedOptimizer::unshard() {
   OptimizerParts& parts = this->parts().reconciled();
   if (!parts.shards) return;
   const bool of_gradients = parts.shards_gradients();
-  if (of_gradients && !parts.shards->gradients().all().empty())
+  if (of_gradients && any(!parts.shards->gradients().all().empty(), process_set()))
     throw InvalidArgument(
         "unshard(): the gradients are in shares; call step() or zero_grad() before");
   parts.shards->give_back();
   if (of_gradients) {
-    parts.reducers.keep_no_shares();
+    for (const auto& reducer : parts.reducers.all()) reducer->keep_shares(nullptr);
     parts.shards->gradients().leave_zeros();
   }
   parts.shards.reset();
@@ -397,7 +398,11 @@ std::vector<at::Tensor> DistributedOptimizer::state_of_rank() const {
   return tensors;
 }
 
-std::uint64_t DistributedOptimizer::bytes_sent() const { return parts().reducers.bytes_sent(); }
+std::uint64_t DistributedOptimizer::bytes_sent() const {
+  std::uint64_t bytes = 0;
+  for (const auto& reducer : parts().reducers.all()) bytes += reducer->bytes_sent();
+  return bytes;
+}
 
 void DistributedOptimizer::save(torch::serialize::OutputArchive& archive) const {
   OptimizerParts& parts = this->parts().reconciled();

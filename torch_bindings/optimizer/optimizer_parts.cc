@@ -116,7 +116,7 @@ OptimizerParts::OptimizerParts(torch::optim::Optimizer& of, Groups& mine, Master
 }
 
 OptimizerParts::~OptimizerParts() {
-  reducers.unhook();
+  for (const auto& reducer : reducers.all()) reducer->unhook();
   Wrappers::remove(*wrapper);
 }
 
@@ -204,7 +204,7 @@ void OptimizerParts::refuse_own_step() const {
 
 void OptimizerParts::begin_step() {
   note_state();
-  reducers.begin_step();
+  for (const auto& reducer : reducers.all()) reducer->begin_step();
   if (deltas) deltas->begin_step();
   if (masters != nullptr) masters->leave_out_step();
   if (shards_gradients()) shards->gradients().drop_all();

@@ -38,8 +38,6 @@ struct OptimizerParts {
                  DistributedOptimizerOptions given);
   /// Ends all of it, the wrapped optimizer last.
   ~OptimizerParts();
-  OptimizerParts(const OptimizerParts&) = delete;
-  OptimizerParts& operator=(const OptimizerParts&) = delete;
 
   /// Notes that the wrapper has been moved.
   void follow(torch::optim::Optimizer& now, Groups& mine) noexcept;

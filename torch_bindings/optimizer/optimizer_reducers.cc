@@ -21,10 +21,6 @@ void OptimizerReducers::add(std::shared_ptr<GradientReducer> reducer) {
   is_first ? static_cast<void>(agreed_ = 1) : reducers_.back()->listen(false);
 }
 
-void OptimizerReducers::unhook() noexcept {
-  for (const auto& reducer : reducers_) reducer->unhook();
-}
-
 /// At the end of a call that all ranks make: none of them has submitted anything of the next round
 /// yet, which is to compare the groups. Returns whether there was something to announce.
 bool OptimizerReducers::announce_changes() {
@@ -103,30 +99,16 @@ void OptimizerReducers::reduce(bool also_synchronized) {
 }
 
 void OptimizerReducers::settle() {
-  for (const auto& reducer : reducers_) {
+  std::exception_ptr failure;
+  for (const auto& reducer : reducers_) {  // all: the other ranks go on to them
     try {
       reducer->settle();
     } catch (const Mismatch& error) {
-      std::rethrow_exception(cause_of(error));
+      if (!failure) failure = cause_of(error);
     }
   }
   announce_changes();
-}
-
-void OptimizerReducers::begin_evaluation() {
-  for (const auto& reducer : reducers_) reducer->begin_evaluation();
-}
-
-void OptimizerReducers::begin_step() {
-  for (const auto& reducer : reducers_) reducer->begin_step();
-}
-
-void OptimizerReducers::check_replicas() {
-  for (const auto& reducer : reducers_) reducer->check_replicas();
-}
-
-void OptimizerReducers::set_passes(int passes) {
-  for (const auto& reducer : reducers_) reducer->set_passes(passes);
+  if (failure) std::rethrow_exception(failure);
 }
 
 void OptimizerReducers::set_weight(double weight) {
@@ -140,14 +122,6 @@ void OptimizerReducers::set_weight(double weight) {
   for (const auto& reducer : reducers_) reducer->set_weight(weight);
 }
 
-void OptimizerReducers::set_join(const std::shared_ptr<JoinRounds>& rounds) {
-  for (const auto& reducer : reducers_) reducer->set_join(rounds);
-}
-
-void OptimizerReducers::keep_no_shares() {
-  for (const auto& reducer : reducers_) reducer->keep_shares(nullptr);
-}
-
 std::vector<at::Tensor> OptimizerReducers::compression_memory() const {
   std::vector<at::Tensor> memory;
   for (const auto& reducer : reducers_) {
@@ -156,12 +130,6 @@ std::vector<at::Tensor> OptimizerReducers::compression_memory() const {
     memory.insert(memory.end(), more.begin(), more.end());
   }
   return memory;
-}
-
-std::uint64_t OptimizerReducers::bytes_sent() const {
-  std::uint64_t bytes = 0;
-  for (const auto& reducer : reducers_) bytes += reducer->bytes_sent();
-  return bytes;
 }
 
 }  // namespace hvd::detail

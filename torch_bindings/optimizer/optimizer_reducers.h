@@ -9,7 +9,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <memory>
 #include <vector>
@@ -23,7 +22,6 @@ class GradientReducer;
 
 namespace hvd::detail {
 
-class JoinRounds;
 class SharedGroups;
 class StepWatch;
 
@@ -46,7 +44,6 @@ class OptimizerReducers {
   void add(std::shared_ptr<GradientReducer> reducer);
   /// Notes that the parameters are others than the ranks have compared.
   void note_change() { changed_ = unannounced_ = true; }
-  void unhook() noexcept;
 
   /// Reduces with all of them, also after one that has failed, but for those that other ranks may
   /// not have. An InvalidArgument is this rank's alone: the others go on to them. Those that are
@@ -54,21 +51,10 @@ class OptimizerReducers {
   void reduce(bool also_synchronized);
   /// Waits for what is under way before gradients are thrown away.
   void settle();
-  /// Begins the evaluation of a closure.
-  void begin_evaluation();
-  /// Ends a step: what comes next is new.
-  void begin_step();
-  void check_replicas();
-  void set_passes(int passes);
   /// Sets what this rank's gradients count. Throws InvalidArgument where they are reduced already
   /// or on their way.
   void set_weight(double weight);
-  /// Sets the rounds in which ranks may have joined; null: none have.
-  void set_join(const std::shared_ptr<JoinRounds>& rounds);
-  /// Has all gradients left in `.grad` again.
-  void keep_no_shares();
   [[nodiscard]] std::vector<at::Tensor> compression_memory() const;
-  [[nodiscard]] std::uint64_t bytes_sent() const;
 
  private:
   bool announce_changes();

@@ -12,6 +12,7 @@
 #include "torch_bindings/files/archives.h"
 #include "torch_bindings/files/checkpoint_reader.h"
 #include "torch_bindings/optimizer/optimizer.h"
+#include "torch_bindings/optimizer/shared_options.h"
 #include "torch_bindings/parameters/repeated_parameters.h"
 #include "torch_bindings/precision/master_copies.h"
 #include "torch_bindings/precision/master_optimizer.h"
@@ -31,14 +32,6 @@ using torch::serialize::OutputArchive;
 template <class T>
 std::string type_of(const T& object) {
   return c10::demangle(typeid(object).name());
-}
-
-/// LibTorch's own, whose `save` and `load` carry everything; not what a user derives from them.
-bool is_of_libtorch(const Optimizer& optimizer) {
-  using namespace torch::optim;
-  const auto& type = typeid(optimizer);
-  return type == typeid(SGD) || type == typeid(Adam) || type == typeid(AdamW) ||
-         type == typeid(RMSprop) || type == typeid(Adagrad) || type == typeid(LBFGS);
 }
 
 using Places = RepeatedParameters::Places;
@@ -161,32 +154,9 @@ InputArchive parts_of(Optimizer& optimizer) {
   return as_input(archive);
 }
 
-template <class Options>
-bool assign_exact(OptimizerOptions& to, const OptimizerOptions& from) {
-  auto* target = dynamic_cast<Options*>(&to);
-  const auto* source = dynamic_cast<const Options*>(&from);
-  if (target == nullptr || source == nullptr || typeid(to) != typeid(Options)) return false;
-  *target = *source;
-  return true;
-}
-
 /// Assigns the options, in place where that can be.
 void assign(OptimizerParamGroup& group, const OptimizerOptions& from) {
-  using namespace torch::optim;
-  OptimizerOptions& to = group.options();
-  if (assign_exact<SGDOptions>(to, from) || assign_exact<AdamOptions>(to, from) ||
-      assign_exact<AdamWOptions>(to, from) || assign_exact<RMSpropOptions>(to, from) ||
-      assign_exact<AdagradOptions>(to, from) || assign_exact<LBFGSOptions>(to, from))
-    return;
-  try {
-    OutputArchive archive;
-    from.serialize(archive);
-    InputArchive input = as_input(archive);
-    to.serialize(input);
-    if (const auto rate = rate_of(from)) to.set_lr(*rate);
-  } catch (const c10::Error&) {
-    group.set_options(from.clone());
-  }
+  if (!assign_in_place(group.options(), from)) group.set_options(from.clone());
 }
 
 }  // namespace

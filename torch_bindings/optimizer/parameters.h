@@ -10,14 +10,13 @@
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
 
-#include <concepts>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "hvd/hvd.h"
 #include "torch_bindings/collectives/objects.h"
+#include "torch_bindings/parameters/held_module.h"
 
 #pragma GCC visibility push(default)
 namespace hvd {
@@ -44,19 +43,12 @@ void broadcast_parameters(const torch::OrderedDict<Name, at::Tensor>& tensors, i
                           const ProcessSet& process_set = {}) {
   broadcast_parameters(tensors.pairs(), root_rank, process_set);
 }
-/// Does the same for a holder of a module.
-template <class Module>
-void broadcast_parameters(const torch::nn::ModuleHolder<Module>& module, int root_rank,
-                          const ProcessSet& process_set = {}) {
-  broadcast_parameters(static_cast<const torch::nn::Module&>(*module), root_rank, process_set);
-}
-/// Does the same for a module that is held by a std::shared_ptr. Throws InvalidArgument, on that
-/// rank, for a null pointer.
-template <std::derived_from<torch::nn::Module> Module>
-void broadcast_parameters(const std::shared_ptr<Module>& module, int root_rank,
-                          const ProcessSet& process_set = {}) {
-  if (!module) throw InvalidArgument("broadcast_parameters: a null pointer to a module");
-  broadcast_parameters(static_cast<const torch::nn::Module&>(*module), root_rank, process_set);
+/// Does the same for what a ModuleHolder or a std::shared_ptr holds. Throws InvalidArgument, on
+/// that rank, for a null pointer.
+template <detail::HoldsModule Held>
+void broadcast_parameters(const Held& module, int root_rank, const ProcessSet& process_set = {}) {
+  const torch::nn::Module& held = detail::held_module(module, "broadcast_parameters");
+  broadcast_parameters(held, root_rank, process_set);
 }
 
 /// Makes state (momenta, step counters...) and param-group options (learning rate, betas...) those

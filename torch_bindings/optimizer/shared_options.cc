@@ -23,110 +23,65 @@ namespace {
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 
-template <class Options>
-bool typed_equal(const OptimizerOptions& a, const OptimizerOptions& b, std::optional<bool>& equal) {
-  const auto* left = dynamic_cast<const Options*>(&a);
-  const auto* right = dynamic_cast<const Options*>(&b);
-  if (left == nullptr || right == nullptr) return false;
-  equal = *left == *right;
-  return true;
-}
-template <class Options>
-bool typed_assign(OptimizerOptions& to, const OptimizerOptions& from) {
-  auto* target = dynamic_cast<Options*>(&to);
-  const auto* source = dynamic_cast<const Options*>(&from);
-  if (target == nullptr || source == nullptr) return false;
-  *target = *source;
-  return true;
-}
-
-template <class... Options>
-struct Types {
-  /// Nothing: both are not of one of these types.
-  static std::optional<bool> equal(const OptimizerOptions& a, const OptimizerOptions& b) {
-    std::optional<bool> result;
-    static_cast<void>((typed_equal<Options>(a, b, result) || ...));
-    return result;
-  }
-  static bool assign(OptimizerOptions& to, const OptimizerOptions& from) {
-    return (typed_assign<Options>(to, from) || ...);
-  }
-};
-using Known =
-    Types<torch::optim::SGDOptions, torch::optim::AdamOptions, torch::optim::AdamWOptions,
-          torch::optim::RMSpropOptions, torch::optim::AdagradOptions, torch::optim::LBFGSOptions>;
-
 using Words = std::vector<std::pair<std::string, std::string>>;
 
-/// Returns whether `options` are of that type; then `add` was given each field, with its name.
-template <class Options, class Describe>
-bool describe_as(const OptimizerOptions& options, const Describe& describe) {
-  const auto* known = dynamic_cast<const Options*>(&options);
-  if (known != nullptr) describe(*known);
-  return known != nullptr;
+/// Calls `call` with what of the options LibTorch knows, as that type; returns whether there is
+/// any.
+template <class Call>
+bool as_libtorch(const OptimizerOptions& options, const Call& call) {
+  const auto as = [&](const auto* base) {
+    if (base != nullptr) call(*base);
+    return base != nullptr;
+  };
+  using namespace torch::optim;
+  return as(dynamic_cast<const SGDOptions*>(&options)) ||
+         as(dynamic_cast<const AdamOptions*>(&options)) ||
+         as(dynamic_cast<const AdamWOptions*>(&options)) ||
+         as(dynamic_cast<const RMSpropOptions*>(&options)) ||
+         as(dynamic_cast<const AdagradOptions*>(&options)) ||
+         as(dynamic_cast<const LBFGSOptions*>(&options));
+}
+
+/// Returns whether LibTorch knows all of them: not what a user derives from its types.
+bool is_known(const OptimizerOptions& options) {
+  bool all = false;
+  as_libtorch(options, [&]<class Known>(const Known&) { all = typeid(options) == typeid(Known); });
+  return all;
 }
 
 /// Each field of LibTorch's own types, by the name that it has there; nothing of others.
 Words fields_of(const OptimizerOptions& options) {
-  namespace optim = torch::optim;
   Words words;
-  const auto number = [&words](const char* name, double value) {
+  const auto number = [&words](const char* name, auto value) {
     words.emplace_back(name, formatted("{}", value));
   };
-  const auto flag = [&words](const char* name, bool value) {
-    words.emplace_back(name, value ? "true" : "false");
-  };
-  const auto adam = [&](const auto& known) {
+  as_libtorch(options, [&](const auto& known) {
     number("lr", known.lr());
-    words.emplace_back(
-        "betas", formatted("({}, {})", std::get<0>(known.betas()), std::get<1>(known.betas())));
-    number("eps", known.eps());
-    number("weight_decay", known.weight_decay());
-    flag("amsgrad", known.amsgrad());
-  };
-  static_cast<void>(
-      describe_as<optim::SGDOptions>(options,
-                                     [&](const auto& known) {
-                                       number("lr", known.lr());
-                                       number("momentum", known.momentum());
-                                       number("dampening", known.dampening());
-                                       number("weight_decay", known.weight_decay());
-                                       flag("nesterov", known.nesterov());
-                                     }) ||
-      describe_as<optim::AdamOptions>(options, adam) ||
-      describe_as<optim::AdamWOptions>(options, adam) ||
-      describe_as<optim::RMSpropOptions>(options,
-                                         [&](const auto& known) {
-                                           number("lr", known.lr());
-                                           number("alpha", known.alpha());
-                                           number("eps", known.eps());
-                                           number("weight_decay", known.weight_decay());
-                                           number("momentum", known.momentum());
-                                           flag("centered", known.centered());
-                                         }) ||
-      describe_as<optim::AdagradOptions>(options,
-                                         [&](const auto& known) {
-                                           number("lr", known.lr());
-                                           number("lr_decay", known.lr_decay());
-                                           number("weight_decay", known.weight_decay());
-                                           number("initial_accumulator_value",
-                                                  known.initial_accumulator_value());
-                                           number("eps", known.eps());
-                                         }) ||
-      describe_as<optim::LBFGSOptions>(options, [&](const auto& known) {
-        number("lr", known.lr());
-        number("max_iter", static_cast<double>(known.max_iter()));
-        number("max_eval", static_cast<double>(known.max_eval().value_or(-1)));
-        number("tolerance_grad", known.tolerance_grad());
-        number("tolerance_change", known.tolerance_change());
-        number("history_size", static_cast<double>(known.history_size()));
-        words.emplace_back("line_search_fn", known.line_search_fn().value_or("none"));
-      }));
+    if constexpr (requires { known.betas(); })
+      words.emplace_back(
+          "betas", formatted("({}, {})", std::get<0>(known.betas()), std::get<1>(known.betas())));
+    if constexpr (requires { known.eps(); }) number("eps", known.eps());
+    if constexpr (requires { known.alpha(); }) number("alpha", known.alpha());
+    if constexpr (requires { known.momentum(); }) number("momentum", known.momentum());
+    if constexpr (requires { known.dampening(); }) number("dampening", known.dampening());
+    if constexpr (requires { known.weight_decay(); }) number("weight_decay", known.weight_decay());
+    if constexpr (requires { known.nesterov(); }) number("nesterov", known.nesterov());
+    if constexpr (requires { known.amsgrad(); }) number("amsgrad", known.amsgrad());
+    if constexpr (requires { known.centered(); }) number("centered", known.centered());
+    if constexpr (requires { known.lr_decay(); }) {
+      number("lr_decay", known.lr_decay());
+      number("initial_accumulator_value", known.initial_accumulator_value());
+    }
+    if constexpr (requires { known.history_size(); }) {
+      number("max_iter", known.max_iter());
+      number("max_eval", known.max_eval().value_or(-1));
+      number("tolerance_grad", known.tolerance_grad());
+      number("tolerance_change", known.tolerance_change());
+      number("history_size", known.history_size());
+      words.emplace_back("line_search_fn", known.line_search_fn().value_or("none"));
+    }
+  });
   return words;
-}
-
-bool is_known(const OptimizerOptions& options) {
-  return Known::equal(options, options).has_value();
 }
 
 std::string written(const OptimizerOptions& options) {
@@ -135,7 +90,8 @@ std::string written(const OptimizerOptions& options) {
   return text_of(archive);
 }
 
-/// Returns whether the type overrides both forms of serialize(): tried once a type, on a copy.
+/// Returns whether the type overrides both forms of serialize(), and not only LibTorch's own type
+/// that it derives from: tried once a type, on a copy.
 bool is_serializable(const OptimizerOptions& options) {
   static std::mutex mutex;
   static std::map<std::type_index, bool> tried;
@@ -143,9 +99,13 @@ bool is_serializable(const OptimizerOptions& options) {
   const auto [entry, is_new] = tried.emplace(typeid(options), false);
   if (!is_new) return entry->second;
   try {
-    auto archive = archive_of(written(options), std::nullopt);
+    const std::string text = written(options);
+    auto archive = archive_of(text, std::nullopt);
     options.clone()->serialize(archive);
     entry->second = true;
+    as_libtorch(options, [&]<class Known>(const Known& base) {
+      entry->second = written(Known(base)) != text;
+    });
   } catch (const c10::Error&) {  // the base class's, which says so
   }
   return entry->second;
@@ -161,8 +121,9 @@ std::vector<std::byte> bytes_of(const OptimizerOptions& options, const void*& pl
 
 Words words_of(const OptimizerOptions& options) {
   Words words = fields_of(options);
-  if (!words.empty()) return words;
-  if (const auto rate = rate_of(options)) words.emplace_back("lr", formatted("{}", *rate));
+  if (is_known(options)) return words;
+  if (const auto rate = rate_of(options); rate && words.empty())
+    words.emplace_back("lr", formatted("{}", *rate));
   if (is_serializable(options))
     words.emplace_back("digest of what serialize() writes",
                        formatted("{:016x}", digest_of(written(options))));
@@ -170,6 +131,18 @@ Words words_of(const OptimizerOptions& options) {
 }
 
 }  // namespace
+
+bool assign_in_place(OptimizerOptions& to, const OptimizerOptions& from) {
+  if (typeid(to) != typeid(from)) return false;
+  if (is_known(from))
+    return as_libtorch(
+        from, [&to]<class Known>(const Known& source) { static_cast<Known&>(to) = source; });
+  if (!is_serializable(from)) return false;
+  auto archive = archive_of(written(from), std::nullopt);
+  to.serialize(archive);
+  if (const auto rate = rate_of(from); rate != rate_of(to)) to.set_lr(*rate);
+  return true;
+}
 
 SharedOptions::SharedOptions(const OptimizerParamGroup& mine, const OptimizerParamGroup& theirs)
     : mine_(look(mine.options())), theirs_(look(theirs.options())) {}
@@ -193,8 +166,12 @@ std::vector<std::pair<std::string, std::string>> SharedOptions::words() const {
 }
 
 bool SharedOptions::has_changed(const Seen& before, const OptimizerOptions& now) {
-  if (const auto equal = Known::equal(*before.options, now)) return !*equal;
   if (typeid(*before.options) != typeid(now)) return true;
+  bool equal = false;
+  const auto compare = [&]<class Known>(const Known& known) {
+    equal = known == static_cast<const Known&>(*before.options);
+  };
+  if (is_known(now)) return as_libtorch(now, compare) && !equal;
   if (!before.text.empty()) return written(now) != before.text;
   const void* place = nullptr;
   const auto bytes = bytes_of(now, place);
@@ -205,12 +182,7 @@ void SharedOptions::hand_over(const Seen& before, OptimizerParamGroup& from,
                               OptimizerParamGroup& to) {
   OptimizerOptions& source = from.options();
   OptimizerOptions& target = to.options();
-  if (Known::assign(target, source)) return;
-  if (typeid(source) == typeid(target) && is_serializable(source)) {
-    auto archive = archive_of(written(source), std::nullopt);
-    target.serialize(archive);
-    return;
-  }
+  if (assign_in_place(target, source)) return;
   if (const auto rate = rate_of(source); rate && typeid(source) == typeid(target)) {
     if (const auto old = rate_of(*before.options)) {  // is it the rate alone?
       source.set_lr(*old);

@@ -1,10 +1,10 @@
 #pragma once
 /// The options of one group (learning rate, momentum...), which a wrapper and the optimizer that it
 /// wraps each have a copy of, kept alike. LibTorch's own types are compared field by field. A type
-/// of the user's is compared by what its `serialize()` writes, which takes some tens of
-/// microseconds; one that does not override that, by its bytes, so that what it keeps elsewhere
-/// (the elements of a std::vector) does not count. Local. Thread: the optimizer's. Owns copies;
-/// throws what the user's `clone()` and `serialize()` throw.
+/// of the user's, also one that derives from those, is compared by what its `serialize()` writes,
+/// which takes some tens of microseconds; one that does not override that, by its bytes, so that
+/// what it keeps elsewhere (the elements of a std::vector) does not count. Local. Thread: the
+/// optimizer's. Owns copies; throws what the user's `clone()` and `serialize()` throw.
 // Tested in tests/torch_bindings/what_if/what_if_optimizer_test.cc
 
 #include <torch/optim/optimizer.h>
@@ -18,6 +18,11 @@
 #include <vector>
 
 namespace hvd::detail {
+
+/// Gives `to` what `from` has. Returns false, and does nothing, where that takes a clone: types
+/// that differ, or one of the user's without a `serialize()` of its own.
+bool assign_in_place(torch::optim::OptimizerOptions& to,
+                     const torch::optim::OptimizerOptions& from);
 
 /// The options of one group, in both optimizers.
 class SharedOptions {

@@ -1,6 +1,6 @@
 #pragma once
 /// held_module() finds the module that a ModuleHolder, such as torch::nn::Linear, or a
-/// std::shared_ptr holds. Any thread.
+/// std::shared_ptr holds, or that is given itself. Any thread.
 // Tested in tests/torch_bindings/parameters/share_memory_test.cc
 
 #include <torch/nn/module.h>
@@ -16,6 +16,14 @@
 #pragma GCC visibility push(default)
 namespace hvd::detail {
 
+/// Returns the module itself.
+inline torch::nn::Module& held_module(torch::nn::Module& module, std::string_view /*what*/) {
+  return module;
+}
+inline const torch::nn::Module& held_module(const torch::nn::Module& module,
+                                            std::string_view /*what*/) {
+  return module;
+}
 /// Returns the module that a holder holds. `what`: who asks for it.
 template <class Module>
 torch::nn::Module& held_module(const torch::nn::ModuleHolder<Module>& module,
@@ -29,7 +37,7 @@ torch::nn::Module& held_module(const std::shared_ptr<Module>& module, std::strin
   return *module;
 }
 
-/// Something that holds a module.
+/// A module, or something that holds one.
 template <class Held>
 concept HoldsModule = requires(const Held& held) {
   held_module(held, "");

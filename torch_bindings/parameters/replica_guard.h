@@ -20,7 +20,7 @@
 
 #include "hvd/hvd.h"
 #include "hvd/submission.h"
-#include "torch_bindings/platform/stream_event.h"
+#include "torch_bindings/platform/stream_set.h"
 
 namespace hvd {
 

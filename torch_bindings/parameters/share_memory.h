@@ -28,8 +28,9 @@ std::size_t share_memory(torch::nn::Module& module);
 /// Does the same for what a ModuleHolder, such as torch::nn::Linear, or a std::shared_ptr holds.
 /// Throws InvalidArgument for a null pointer.
 template <detail::HoldsModule Held>
-std::size_t share_memory(const Held& module) {
-  return share_memory(detail::held_module(module, "share_memory"));
+std::size_t share_memory(Held&& module) {
+  torch::nn::Module& held = detail::held_module(module, "share_memory");
+  return share_memory(held);
 }
 
 }  // namespace hvd

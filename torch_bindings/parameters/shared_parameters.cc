@@ -72,10 +72,6 @@ std::int64_t digest(std::string_view name, const at::Tensor& parameter) {
       (std::hash<std::string_view>{}(name)*31 + std::hash<std::string_view>{}(values)) >> 2);
 }
 
-std::uint32_t version_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
-}
-
 }  // namespace
 
 SharedParameters::SharedParameters(const ProcessSet& process_set, std::string name)
@@ -175,7 +171,7 @@ std::string SharedParameters::why_not() {
           "with share_parameters; change the model first and wrap the optimizer then",
           slot.name);
     if (forgive || !slot.is_at_home()) continue;
-    const std::uint32_t version = std::exchange(slot.version, version_of(slot.parameter));
+    const std::int64_t version = std::exchange(slot.version, detail::version_of(slot.parameter));
     const std::size_t digest = std::exchange(slot.digest, digest_of_part(slot.home));
     if (written.empty() && (version != slot.version || digest != slot.digest)) written = slot.name;
   }
@@ -228,7 +224,7 @@ void SharedParameters::end_update(const std::string& failure) {
 
 void SharedParameters::note() {
   for (auto& slot : slots_) {
-    slot.version = version_of(slot.parameter);
+    slot.version = detail::version_of(slot.parameter);
     if (slot.is_at_home()) slot.digest = digest_of_part(slot.home);
   }
 }

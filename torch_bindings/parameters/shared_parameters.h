@@ -68,9 +68,9 @@ class SharedParameters {
   struct Slot {
     std::string name;
     at::Tensor parameter;
-    at::Tensor home;            ///< where it lies; undefined until it has come there
-    std::uint32_t version = 0;  ///< of the parameter, after the last update
-    std::size_t digest = 0;     ///< likewise, of this rank's part of its values
+    at::Tensor home;           ///< where it lies; undefined until it has come there
+    std::int64_t version = 0;  ///< of the parameter, after the last update
+    std::size_t digest = 0;    ///< likewise, of this rank's part of its values
     [[nodiscard]] bool is_at_home() const {
       return home.defined() && parameter.const_data_ptr() == home.const_data_ptr();
     }

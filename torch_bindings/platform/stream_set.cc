@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "torch_bindings/platform/stream_event.h"
-
 namespace hvd::detail {
 
 namespace {

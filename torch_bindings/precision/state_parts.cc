@@ -26,18 +26,6 @@ StateParts parts_of(OptimizerParamState& state) {
   return {};
 }
 
-std::unique_ptr<OptimizerParamState> fresh_state(const Optimizer& optimizer) {
-  using namespace torch::optim;
-  if (dynamic_cast<const SGD*>(&optimizer) != nullptr) return std::make_unique<SGDParamState>();
-  if (dynamic_cast<const Adam*>(&optimizer) != nullptr) return std::make_unique<AdamParamState>();
-  if (dynamic_cast<const AdamW*>(&optimizer) != nullptr) return std::make_unique<AdamWParamState>();
-  if (dynamic_cast<const RMSprop*>(&optimizer) != nullptr)
-    return std::make_unique<RMSpropParamState>();
-  if (dynamic_cast<const Adagrad*>(&optimizer) != nullptr)
-    return std::make_unique<AdagradParamState>();
-  return nullptr;
-}
-
 namespace {
 
 template <class State>
@@ -50,8 +38,34 @@ struct InShares : State {
         "it ends");
   }
 };
+template <class State>
+using Fresh = State;
+
+template <template <class> class Made>
+std::unique_ptr<OptimizerParamState> made_for(const Optimizer& optimizer) {
+  using namespace torch::optim;
+  if (dynamic_cast<const SGD*>(&optimizer) != nullptr)
+    return std::make_unique<Made<SGDParamState>>();
+  if (dynamic_cast<const Adam*>(&optimizer) != nullptr)
+    return std::make_unique<Made<AdamParamState>>();
+  if (dynamic_cast<const AdamW*>(&optimizer) != nullptr)
+    return std::make_unique<Made<AdamWParamState>>();
+  if (dynamic_cast<const RMSprop*>(&optimizer) != nullptr)
+    return std::make_unique<Made<RMSpropParamState>>();
+  if (dynamic_cast<const Adagrad*>(&optimizer) != nullptr)
+    return std::make_unique<Made<AdagradParamState>>();
+  return nullptr;
+}
 
 }  // namespace
+
+std::unique_ptr<OptimizerParamState> fresh_state(const Optimizer& optimizer) {
+  return made_for<Fresh>(optimizer);
+}
+
+std::unique_ptr<OptimizerParamState> state_in_shares(const Optimizer& optimizer) {
+  return made_for<InShares>(optimizer);
+}
 
 bool steps_by_element(const Optimizer& optimizer) {
   using namespace torch::optim;
@@ -60,19 +74,8 @@ bool steps_by_element(const Optimizer& optimizer) {
          type == typeid(RMSprop) || type == typeid(Adagrad);
 }
 
-std::unique_ptr<OptimizerParamState> state_in_shares(const Optimizer& optimizer) {
-  using namespace torch::optim;
-  if (dynamic_cast<const SGD*>(&optimizer) != nullptr)
-    return std::make_unique<InShares<SGDParamState>>();
-  if (dynamic_cast<const Adam*>(&optimizer) != nullptr)
-    return std::make_unique<InShares<AdamParamState>>();
-  if (dynamic_cast<const AdamW*>(&optimizer) != nullptr)
-    return std::make_unique<InShares<AdamWParamState>>();
-  if (dynamic_cast<const RMSprop*>(&optimizer) != nullptr)
-    return std::make_unique<InShares<RMSpropParamState>>();
-  if (dynamic_cast<const Adagrad*>(&optimizer) != nullptr)
-    return std::make_unique<InShares<AdagradParamState>>();
-  return nullptr;
+bool is_of_libtorch(const Optimizer& optimizer) {
+  return steps_by_element(optimizer) || typeid(optimizer) == typeid(torch::optim::LBFGS);
 }
 
 bool is_all_parts(const OptimizerParamState& state) {

@@ -25,6 +25,9 @@ StateParts parts_of(torch::optim::OptimizerParamState& state);
 /// state say, so that it may see pieces of parameters: LibTorch's own do; a class that derives from
 /// one of them (LARS, LAMB) may look at all of a parameter.
 bool steps_by_element(const torch::optim::Optimizer& optimizer);
+/// Returns whether it is LibTorch's own, whose `save` and `load` carry everything; not what a user
+/// derives from them.
+bool is_of_libtorch(const torch::optim::Optimizer& optimizer);
 /// Returns a state of the kind that the optimizer keeps, empty, which throws InvalidArgument where
 /// torch::save comes upon it; null if LibTorch does not know it.
 std::unique_ptr<torch::optim::OptimizerParamState> state_in_shares(

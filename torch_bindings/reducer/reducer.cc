@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "hvd/api/joins.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
 #include "torch_bindings/collectives/agreement.h"
@@ -54,7 +55,7 @@ void throw_pass_away(ReducerBuckets& buckets, RoundHistory& history, bool alone)
       changed.push_back(slot.gradient());
   history.fail(true);
   detail::FirstFailure failure;
-  failure.attempt([&] { buckets.throw_away(); });
+  failure.attempt([&] { buckets.throw_away(false); });
   history.fail(false);
   history.throw_away();
   for (auto& gradient : changed) gradient.zero_();
@@ -77,11 +78,21 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
                {.weights = weights_,
                 .history = history_,
                 .replicas = replicas_,
-                .found = [this](const GradientSlot& slot) {
-                  // a user's has taken its place
-                  if (hooked_ && !detail::has_gradient_hook(slot.named.parameter, this))
-                    put_hook(static_cast<std::size_t>(&slot - buckets_.slots().data()));
-                }}) {
+                .found =
+                    [this](const GradientSlot& slot) {
+                      // a user's has taken its place
+                      if (hooked_ && !detail::has_gradient_hook(slot.named.parameter, this))
+                        put_hook(static_cast<std::size_t>(&slot - buckets_.slots().data()));
+                    },
+                .ended =
+                    [this] {
+                      if (!join_) return;
+                      const double factor = join_->end_round();
+                      // weights say already what each rank counts
+                      join_factor_ =
+                          options_.op == ReduceOp::Average && !weights_.own() ? factor : 1;
+                    }}) {
+  note_joins(options_.process_set, joins_);
   for (const auto& slot : buckets_.slots()) owner_.add(slot.named.parameter);
   replicas_.watch(this->parameters());
 }
@@ -111,15 +122,12 @@ bool GradientReducer::requires_gradients() const {
 }
 
 struct GradientReducer::Outcome {
-  bool reduced = false;  ///< false if there was nothing to reduce
   const GradientSlot* changed = nullptr;
   bool replaced = false;  ///< by a gradient in other memory
 };
 
 void GradientReducer::synchronize() {
-  const auto [reduced, changed, replaced] = synchronize_gradients();
-  // before anything is refused here: the other ranks are in it
-  if (reduced && join_) end_join_round();
+  const auto [changed, replaced] = synchronize_gradients();
   if (changed == nullptr) return;
   if (replaced && detail::GradientOwners::count(changed->named.parameter) > 1)
     throw InvalidArgument(
@@ -140,18 +148,12 @@ void GradientReducer::set_join(std::shared_ptr<detail::JoinRounds> join) {
   join_factor_ = 1;
 }
 
-void GradientReducer::end_join_round() {
-  const double factor = join_->end_round();
-  // weights say already what each rank counts
-  join_factor_ = options_.op == ReduceOp::Average && !weights_.own() ? factor : 1;
-  if (join_factor_ == 1) return;
-  const std::lock_guard lock(mutex_);
-  const at::NoGradGuard no_gradient;
-  for (auto& slot : buckets_.slots()) {
-    if (!slot.gradient().defined()) continue;
-    slot.gradient().mul_(factor);
-    slot.set_mark();
-  }
+/// Returns whether all ranks have joined since the last call: nobody waits for what this one has
+/// given before, and what comes next is new on all of them.
+bool GradientReducer::has_joined() {
+  if (!note_joins(options_.process_set, joins_)) return false;
+  history_.begin_step();
+  return true;
 }
 
 GradientReducer::Outcome GradientReducer::synchronize_gradients() {
@@ -163,35 +165,33 @@ GradientReducer::Outcome GradientReducer::synchronize_gradients() {
         "with shard_gradients the gradients are in shares after synchronize(), and a gradient that "
         "is put into `.grad` then would be added to them: change gradient_shares() instead, or "
         "step under skip_synchronize()");
+  const bool joined = has_joined();
   const auto [fate, changed] = buckets_.fate_of_gradients();
   const bool replaced = changed != nullptr && changed->is_replaced();
   const bool alone = options_.process_set.size() == 1;
   if (alone) keep_changes(buckets_);
-  if (fate == ReducerBuckets::Fate::ThrownAway && !alone) buckets_.throw_away();
+  if (fate == ReducerBuckets::Fate::ThrownAway && !alone) buckets_.throw_away(joined);
   reduce_until_none_is_late();
-  if (fate != ReducerBuckets::Fate::Changed || alone) return {.reduced = true};
+  if (fate != ReducerBuckets::Fate::Changed || alone) return {};
   synchronized_ = false;
   history_.refuse(changed->named.name);
-  return {.reduced = true, .changed = changed, .replaced = replaced};
+  return {.changed = changed, .replaced = replaced};
 }
 
 void GradientReducer::finish_pass(bool has_thrown) {
-  {
-    const std::lock_guard lock(mutex_);
-    const at::NoGradGuard no_gradient;
+  const std::lock_guard lock(mutex_);
+  const at::NoGradGuard no_gradient;
+  history_.begin_anew();
+  try {
+    has_thrown ? throw_pass_away(buckets_, history_, options_.process_set.size() == 1)
+               : reduce_until_none_is_late();
+  } catch (...) {
     history_.begin_anew();
-    try {
-      has_thrown ? throw_pass_away(buckets_, history_, options_.process_set.size() == 1)
-                 : reduce_until_none_is_late();
-    } catch (...) {
-      history_.begin_anew();
-      weights_.set({});
-      history_.drop_announcement();
-      throw;
-    }
-    if (!has_thrown) history_.begin_step();
+    weights_.set({});
+    history_.drop_announcement();
+    throw;
   }
-  if (join_) has_thrown ? static_cast<void>(join_->end_round()) : end_join_round();
+  if (!has_thrown) history_.begin_step();
   weights_.set({});
   replicas_.note_step();
 }
@@ -206,6 +206,7 @@ void GradientReducer::reduce_until_none_is_late() {
     for (std::size_t i = 0; i < slots.size(); ++i) {
       GradientSlot& slot = slots[i];
       slot.reduced = slot.gradient().defined() && !buckets_.round_of(slot).is_late(slot.member);
+      if (slot.reduced && join_factor_ != 1) slot.gradient().mul_(join_factor_);
       slot.set_mark();
       // it may require a gradient since
       if (hooked_ && detail::has_gradient_hook(slot.named.parameter, this)) put_hook(i);
@@ -228,7 +229,9 @@ void GradientReducer::settle() {
   const at::NoGradGuard no_gradient;
   // Other ranks may have submitted buckets that this one has not, and wait for them in their own
   // zero_grad: all take part in all.
-  if (buckets_.has_gathered()) {
+  if (has_joined()) {
+    buckets_.let_finish();
+  } else if (buckets_.has_gathered()) {
     buckets_.reduce(ReducerBuckets::Round::KeptButCompressed);
     history_.end_round();
   }
@@ -241,6 +244,7 @@ void GradientReducer::settle() {
 
 void GradientReducer::begin_step() {
   const std::lock_guard lock(mutex_);
+  if (has_joined()) buckets_.let_finish();
   buckets_.forget();
   synchronized_ = shares_kept_ = false;
   history_.begin_step();

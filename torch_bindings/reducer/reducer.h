@@ -77,7 +77,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// Hands this rank's share of what is reduced there, from now on, and leaves `.grad` undefined;
   /// null: it stays. Between two rounds.
   void keep_shares(GradientKeeper* keeper);
-  /// While it is set, ranks may have joined: each `synchronize()` ends with a round of it
+  /// While it is set, ranks may have joined: each round ends with one of it
   /// (torch_bindings/modules/join.h).
   void set_join(std::shared_ptr<detail::JoinRounds> join);
   [[nodiscard]] const std::shared_ptr<detail::JoinRounds>& join_rounds() const { return join_; }
@@ -143,7 +143,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  private:
   struct Outcome;
   Outcome synchronize_gradients();
-  void end_join_round();
+  [[nodiscard]] bool has_joined();
   void put_hook(std::size_t slot);
   void reduce_until_none_is_late();
   void on_gradient(std::size_t slot);
@@ -165,7 +165,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   ReducerBuckets buckets_;
   Observers observers_;
   std::shared_ptr<detail::JoinRounds> join_;
-  double join_factor_ = 1;  ///< what the last round has multiplied averages by
+  double join_factor_ = 1;   ///< what the last round has multiplied averages by
+  std::uint64_t joins_ = 0;  ///< of all ranks, that have ended
   bool hooked_ = false;
   bool listening_ = true;
   bool synchronized_ = false;

@@ -54,6 +54,7 @@ class ReducerBuckets {
     RoundHistory& history;
     ReplicaComparer& replicas;
     std::function<void(GradientSlot&)> found;  ///< is told of gradients that backward has not given
+    std::function<void()> ended;               ///< collective: at the end of a round that succeeds
   };
   ReducerBuckets(std::vector<NamedParameter> parameters, const DistributedOptimizerOptions& options,
                  std::string name, Taking taking, Context context);
@@ -102,9 +103,11 @@ class ReducerBuckets {
   void reduce(Round round);
   /// Collective. Makes a round that leaves gradients as they are, for what has been announced.
   void compare();
-  /// Collective. Makes a round of gradients that have been thrown away since: the other ranks may
-  /// wait for what this one has given.
-  void throw_away();
+  /// Collective, unless all ranks have `joined` since. Makes a round of gradients that have been
+  /// thrown away since: the other ranks may wait for what this one has given.
+  void throw_away(bool joined);
+  /// Waits for what this rank has submitted before all have joined.
+  void let_finish();
   /// Forgets what has gathered: the next gradient begins a new round.
   void forget();
   /// Has the next gradients live in the buckets: what the last were made in may go with `.grad`.

@@ -59,6 +59,7 @@ void GradientReducer::listen(bool on) {
 
 /// In a backward pass: the other ranks may go on.
 void GradientReducer::refuse(const std::string& text) {
+  static_cast<void>(has_joined());  // the pass that they wait for comes after it
   buckets_.interrupt();
   throw InvalidArgument(text);
 }
@@ -153,9 +154,11 @@ void GradientReducer::refuse_more(const GradientSlot& slot) {
 /// pass gave.
 void GradientReducer::begin_pass(const GradientSlot& first) {
   const int pass = torch::autograd::get_current_graph_task_id();
-  if (pass != std::exchange(last_pass_, pass) &&
-      buckets_.fate_of_gradients(&first).first == ReducerBuckets::Fate::ThrownAway)
-    buckets_.throw_away();
+  if (pass != std::exchange(last_pass_, pass)) {
+    const bool joined = has_joined();
+    if (buckets_.fate_of_gradients(&first).first == ReducerBuckets::Fate::ThrownAway)
+      buckets_.throw_away(joined);
+  }
   buckets_.begin_round();
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <exception>
 #include <numeric>
 #include <utility>
 
@@ -75,8 +76,9 @@ Mismatch explained(const Mismatch& error, const std::string& bucket, std::string
 
 /// The sum of the weights is there, as a rule, before the first bucket is complete.
 void ReducerBuckets::begin_round() {
-  if (std::exchange(has_begun_, true)) return;
+  if (has_begun_) return;
   follow_parameters(Between::NewOrder);
+  has_begun_ = true;
   if (!buckets_.empty()) ask_for_weights();
 }
 
@@ -204,6 +206,7 @@ void ReducerBuckets::reduce(Round round) {
     failure.attempt([&] { complete(buckets_[i], round); });
   if (!failure) failure.attempt([&] { reduce_sparse(round); });
   if (!failure) failure.attempt([&] { deal_anew_ = arrivals_.learn() || deal_anew_; });
+  if (!failure) failure.attempt(context_.ended);
   if (!failure) return;
   for (auto& bucket : buckets_) {
     bucket.put_given_back();
@@ -279,12 +282,24 @@ void ReducerBuckets::compare() {
   forget();
 }
 
-void ReducerBuckets::throw_away() {
-  reduce(Round::ThrownAway);
+void ReducerBuckets::throw_away(bool joined) {
+  joined ? let_finish() : reduce(Round::ThrownAway);
   drop_shares();
   forget();
   for (auto& slot : slots_) slot.reduced = false;
-  context_.history.end_round();
+  if (!joined) context_.history.end_round();
+}
+
+void ReducerBuckets::let_finish() {
+  for (const auto& bucket : buckets_) {
+    if (!bucket.round.is_submitted() || bucket.round.state() == RoundState::PutAway) continue;
+    try {
+      engine()->wait(*bucket.round.pending());
+      detail::wait_on_current_stream(bucket.parameter(), bucket.round.pending()->completions,
+                                     bucket.name);
+    } catch (const std::exception&) {  // it is over, too
+    }
+  }
 }
 
 }  // namespace hvd

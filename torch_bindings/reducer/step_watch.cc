@@ -9,6 +9,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
+#include "torch_bindings/collectives/tensors.h"
 #include "torch_bindings/precision/state_parts.h"
 
 namespace hvd::detail {
@@ -19,11 +20,6 @@ namespace {
 /// write to the parameter after it: of a GAN's discriminator, whose gradients the generator's
 /// passes give and the user throws away, parameters are written by its own step alone.
 constexpr int kUnattendedPasses = 3;
-
-std::uint32_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0
-                               : tensor.unsafeGetTensorImpl()->version_counter().current_version();
-}
 
 bool can_be_sampled(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided &&

@@ -51,13 +51,13 @@ class StepWatch {
     bool exists = false;
     std::int64_t steps = 0;
     const void* tensor = nullptr;
-    std::uint32_t version = 0;
+    std::int64_t version = 0;
   };
   /// The parameter, as it was when its gradient came.
   struct Note {
     int pass = -1;
     bool open = false;  ///< the wrapper has not been called since
-    std::uint32_t version = 0;
+    std::int64_t version = 0;
     bool sampled = false;
     Samples values{}, gradients{};
     StateMark state;

@@ -257,33 +257,26 @@ void OptimizerShards::take_back() {
 }
 
 void OptimizerShards::begin_update(const std::string& refusal) {
-  if (!shared_) {
-    if (!refusal.empty()) share_pieces(refusal);
-    return;
-  }
-  const bool moved = shared_->begin_update(refusal);
+  if (!shared_ && !refusal.empty()) return share_pieces(refusal);
+  const bool moved = shared_ && shared_->begin_update(refusal);
   updating_ = true;
   if (!moved) return;
   follow_memory();
   malloc_trim(0);  // each rank had a copy
 }
 
-void OptimizerShards::end_update() {
-  if (shared_) {
-    updating_ = false;
-    shared_->end_update();
-  } else {
-    share_pieces({});
-  }
+void OptimizerShards::end_update(const std::string& failure) {
+  updating_ = false;
+  shared_ ? shared_->end_update(failure) : share_pieces(failure);
 }
 
 void OptimizerShards::fail_update(const std::string& failure) {
-  if (std::exchange(updating_, false)) shared_->end_update(failure);
+  if (updating_) end_update(failure);
 }
 
 void OptimizerShards::interrupt_update() {
   take_back();
-  if (std::exchange(updating_, false)) shared_->end_update();
+  if (std::exchange(updating_, false) && shared_) shared_->end_update();
 }
 
 void OptimizerShards::resume_update() {

@@ -55,8 +55,6 @@ class OptimizerShards {
   /// Leaves the wrapped optimizer without a state that it could use: this rank's share is lost,
   /// unless `give_back()` was called, and stepping the optimizer or wrapping it again is an error.
   ~OptimizerShards();
-  OptimizerShards(const OptimizerShards&) = delete;
-  OptimizerShards& operator=(const OptimizerShards&) = delete;
 
   /// From now on this rank has its shares of the gradients alone, which come by what is returned:
   /// ZeRO stage 2.
@@ -82,10 +80,10 @@ class OptimizerShards {
   /// throw Mismatch with its words, here or at `end_update()`, and the parameters are the same on
   /// all ranks still.
   void begin_update(const std::string& refusal = {});
-  /// After it: collective, every parameter becomes what its owners made of it.
-  void end_update();
-  /// Instead of that, on a rank whose update has failed: where there is one copy of the parameters,
-  /// the others learn of it.
+  /// After it: collective, every parameter becomes what its owners made of it. With a `failure` on
+  /// any rank, all throw Mismatch with its words.
+  void end_update(const std::string& failure = {});
+  /// Does it on a rank whose update has failed, if that had begun.
   void fail_update(const std::string& failure);
   /// While the wrapped optimizer evaluates a closure, its groups hold whole parameters, and nobody
   /// updates them.
@@ -140,7 +138,7 @@ class OptimizerShards {
       shares_;  ///< by group: this rank's pieces; while they are lent, the whole parameters
   std::size_t states_checked_ = 0;  ///< states when `check_untouched()` last looked
   bool lent_ = false;
-  bool updating_ = false;  ///< between `begin_update()` and the end of the update, with one copy
+  bool updating_ = false;  ///< between `begin_update()` and the end of the update
   bool stepped_ = false;   ///< there has been a step, or a state from before
   bool given_back_ = false;
 };

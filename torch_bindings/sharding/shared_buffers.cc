@@ -13,6 +13,7 @@
 #include "hvd/base/text.h"
 #include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/collectives.h"
+#include "torch_bindings/collectives/tensors.h"
 #include "torch_bindings/reducer/join_rounds.h"
 
 namespace hvd::detail {
@@ -27,10 +28,6 @@ constexpr std::size_t kLargeBytes = std::size_t{64} << 10;
 bool is_statistic(std::string_view name) {
   const auto last = name.substr(name.rfind('.') + 1);
   return last == "running_mean" || last == "running_var";
-}
-
-std::int64_t version_of(const at::Tensor& buffer) {
-  return buffer.is_inference() ? -1 : static_cast<std::int64_t>(buffer._version());
 }
 
 /// In the order of their names, each once.

@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 
 #include "hvd/base/text.h"
-#include "torch_bindings/platform/stream_event.h"
+#include "torch_bindings/platform/stream_set.h"
 
 namespace hvd::detail {
 

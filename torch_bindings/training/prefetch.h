@@ -55,8 +55,6 @@ class DeviceFeed {
   /// Throws InvalidArgument where there is no such device.
   explicit DeviceFeed(at::Device device);
   ~DeviceFeed();
-  DeviceFeed(const DeviceFeed&) = delete;
-  DeviceFeed& operator=(const DeviceFeed&) = delete;
   [[nodiscard]] bool is_idle() const { return stream_ == nullptr; }
   /// For the reader: puts what is on the device in the places of these tensors, and says when.
   std::shared_ptr<Mark> send(const std::vector<at::Tensor*>& tensors);
@@ -84,8 +82,6 @@ class PrefetchedEpoch {
         end_(loader.end()),
         reader_([this, world = World::current()] { world.run([this] { read(); }); }) {}
   ~PrefetchedEpoch() { stop(); }
-  PrefetchedEpoch(const PrefetchedEpoch&) = delete;
-  PrefetchedEpoch& operator=(const PrefetchedEpoch&) = delete;
 
   /// Nothing more is read, and nothing more is given.
   void stop() {

@@ -328,5 +328,23 @@ TEST_CASE(
   hvd::remove_process_set(set);
 }
 
+TEST_CASE(
+    "what happens if a tensor of one rank cannot be written: told on all ranks, and no file is "
+    "written") {
+  const SharedFolder folder;
+  Sequential net = small_model();
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  bool good = !last();
+  const Checkpoint checkpoint(folder.file(), {.of_rank = [&good] {
+                                return std::vector{good ? torch::ones({1}) : at::Tensor()};
+                              }});
+  const std::string text = error_of<CheckpointError>([&] { checkpoint.save(net, sgd, 1); });
+  CHECK_MESSAGE(contains(text, last_rank() + ": "), text);
+  CHECK_FALSE(checkpoint.exists());
+  good = true;
+  checkpoint.save(net, sgd, 1);
+  CHECK(checkpoint.load(net, sgd) == 1);
+}
+
 }  // namespace
 }  // namespace checkpoint_run

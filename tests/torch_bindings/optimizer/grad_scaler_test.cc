@@ -443,5 +443,41 @@ TEST_CASE("bf16 autocast, loss scaling and reduction together learn on all ranks
   CHECK((net->parameters().front().grad().scalar_type() == kFloat));
 }
 
+TEST_CASE(
+    "GradScaler: a gradient that one rank alone cannot unscale is told to all, and the next step "
+    "is made") {
+  Sequential net = small_model(last() ? kHalf : kFloat);
+  SGD plain = sgd(net);
+  GradScaler scaler({.init_scale = 4});
+  static_cast<void>(scaler.scale(torch::ones({1})));
+  for (auto& parameter : net->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+  const auto told = [&](Optimizer& optimizer, const std::string& words) {
+    const auto unscale = [&] { scaler.unscale_(optimizer); };
+    const std::string text =
+        last() ? error_of<hvd::InvalidArgument>(unscale) : error_of<hvd::Mismatch>(unscale);
+    CHECK_MESSAGE(contains(text, words), text);
+    scaler.update(4);
+  };
+  told(plain, "fp16 gradients");
+
+  Sequential half = small_model(kBFloat16);
+  SGD wrapped = sgd(half);
+  hvd::MasterWeights masters(wrapped);
+  DistributedOptimizer optimizer(masters, half->named_parameters());
+  const auto backward = [&](int step) {
+    optimizer.zero_grad();
+    scaler.scale(small_loss(half, hvd::rank(), step)).backward();
+  };
+  backward(0);
+  scaler.unscale_(optimizer);
+  if (last()) half->parameters()[0].mutable_grad().mul_(2);
+  scaler.update();
+  told(optimizer, "was changed after");
+  backward(1);
+  scaler.step(optimizer);
+  scaler.update();
+  CHECK(same_on_all_ranks(flat(half)));
+}
+
 }  // namespace
 }  // namespace grad_scaler_test

@@ -338,4 +338,52 @@ TEST_CASE("sharded: the user's own optimizer; what is refused") {
   CHECK(same_everywhere(net));
 }
 
+/// Throws instead of a step when it is told to.
+struct Failing : torch::optim::SGD {
+  using SGD::SGD;
+  at::Tensor step(LossClosure closure = nullptr) override {
+    const at::Tensor loss = closure ? closure() : at::Tensor();
+    if (std::exchange(fails, false)) throw std::runtime_error("it fails");
+    SGD::step();
+    return loss;
+  }
+  bool fails = false;
+};
+
+TEST_CASE(
+    "what happens if the step of a sharded optimizer throws on one rank: the others are told, and "
+    "training goes on") {
+  with_and_without_one_copy();
+  for (const bool closure : {false, true}) {
+    CAPTURE(closure);
+    SmallNet net(kDouble);
+    Failing failing(net.parameters(), 0.1);
+    DistributedOptimizer sharded(failing, net.named_parameters(),
+                                 {.shard_optimizer_state = true, .share_parameters = one_copy});
+    for (int step = 0; step < 5; ++step) {
+      const auto evaluate = [&] {
+        sharded.zero_grad();
+        const at::Tensor loss = net.loss(hvd::rank(), step);
+        loss.backward();
+        return loss;
+      };
+      const auto take_step = [&] {
+        if (!closure) evaluate();
+        closure ? sharded.step(evaluate) : sharded.step();
+      };
+      failing.fails = step % 2 == 1 && last();
+      if (step % 2 == 0) {
+        take_step();
+      } else if (last()) {
+        CHECK(error_of<std::runtime_error>(take_step) == "it fails");
+      } else {
+        const std::string text = error_of<hvd::Mismatch>(take_step);
+        CHECK_MESSAGE(contains(text, last_rank() + " "), text);
+        CHECK_MESSAGE(contains(text, "it fails"), text);
+      }
+      CHECK(same_everywhere(net));
+    }
+  }
+}
+
 }  // namespace

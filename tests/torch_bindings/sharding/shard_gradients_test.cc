@@ -441,4 +441,21 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "shard_gradients: unshard() between synchronize() and step() is refused on all ranks, also "
+    "where there is no share") {
+  const at::Tensor weight = torch::full({1}, 2.0, kDouble).requires_grad_();
+  SGD sgd(Parameters{weight}, SGDOptions(0.5));
+  DistributedOptimizer optimizer(sgd, {{"weight", weight}}, {.shard_gradients = true});
+  (weight * (hvd::rank() + 1)).sum().backward();
+  optimizer.synchronize();
+  if (hvd::size() > 1)
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { optimizer.unshard(); }),
+                   "the gradients are in shares"));
+  optimizer.step();
+  optimizer.unshard();
+  CHECK_FALSE(optimizer.is_sharded());
+  CHECK(weight.item<double>() == doctest::Approx(2 - 0.25 * (hvd::size() + 1)));
+}
+
 }  // namespace

@@ -495,4 +495,55 @@ TEST_CASE(
   hvd::remove_process_set(some);
 }
 
+/// Options of the user's that add something to LibTorch's, and write it or not.
+template <bool kWrites>
+struct LarsOptions : SGDOptions {
+  using SGDOptions::SGDOptions;
+  [[nodiscard]] std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {
+    return std::make_unique<LarsOptions>(*this);
+  }
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    SGDOptions::serialize(archive);
+    if (kWrites) archive.write("trust", c10::IValue(trust));
+  }
+  void serialize(torch::serialize::InputArchive& archive) override {
+    SGDOptions::serialize(archive);
+    c10::IValue value;
+    if (kWrites && archive.try_read("trust", value)) trust = value.toDouble();
+  }
+  double trust = 1;
+};
+
+TEST_CASE_TEMPLATE(
+    "what happens if my options derive from LibTorch's: what they add goes to both optimizers",
+    Options, LarsOptions<false>, LarsOptions<true>) {
+  Grown net;
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(net.parameters(), std::make_unique<Options>(0.1));
+  SGD wrapped(groups, SGDOptions(0.1));
+  DistributedOptimizer optimizer(wrapped, net.named_parameters());
+  const auto of = [](Optimizer& of_group) -> Options& {
+    return dynamic_cast<Options&>(of_group.param_groups()[0].options());
+  };
+  const auto check = [&](double trust, double rate) {
+    step_together(net, optimizer, 0);
+    for (auto* const one :
+         {static_cast<Optimizer*>(&optimizer), static_cast<Optimizer*>(&wrapped)}) {
+      CHECK(of(*one).trust == trust);
+      CHECK(of(*one).get_lr() == rate);
+    }
+  };
+  of(optimizer).trust = 0.5;
+  check(0.5, 0.1);
+  of(wrapped).trust = 0.25;
+  check(0.25, 0.1);
+  of(optimizer).set_lr(0.2);
+  check(0.25, 0.2);
+  of(optimizer).trust = 0.125;
+  of(optimizer).set_lr(0.3);
+  check(0.125, 0.3);
+  hvd::broadcast_optimizer_state(optimizer, 0);
+  check(0.125, 0.3);
+}
+
 }  // namespace
