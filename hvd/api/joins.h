@@ -1,5 +1,5 @@
 #pragma once
-/// How often the ranks of a set have all joined. Any thread.
+/// This header tells how often the ranks of a set have all joined. Any thread.
 // Tested in tests/torch_bindings/what_if/what_if_left_over_test.cc
 
 #include <cstdint>
