@@ -138,8 +138,8 @@ std::vector<std::string> remarks(const Config& config);
 
 /// LauncherHints are what the launcher says about this process before MPI is up; or empty.
 struct LauncherHints {
-  /// The numbers that Topology has under these names.
-  std::optional<int> rank, size;
+  std::optional<int> rank;  ///< the same as Topology's
+  std::optional<int> size;  ///< likewise
 };
 /// Returns what the launcher says about this process, whichever it is (docs/configuration.md,
 /// "Starting ranks"); nothing where what it says contradicts itself, which `init()` refuses.
