@@ -347,9 +347,11 @@ bool PeerMessages::copy_some(EngineLock& lock) HVD_NO_THREAD_SAFETY_ANALYSIS {
 void PeerMessages::end(HandleState& pending, PeerCall& call, Status status) {
   count_open(call, -1);
   ++ended_;
+  mutex_.continuations().keep(pending, call.keep_alive);
+  if (call.keep_alive) mutex_.destroy(std::move(call.keep_alive));
   pending.status = std::move(status);
   pending.done.store(true, std::memory_order_release);
-  if (call.keep_alive) mutex_.destroy(std::move(call.keep_alive));
+  mutex_.continuations().post(pending);
   mutex_.wake_own_threads();
 }
 

@@ -3,7 +3,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -398,6 +400,47 @@ TEST_CASE("a rank that has called shutdown() still takes part in what it has sta
         } else {
           post.engine.shutdown();
         }
+      },
+      false, 2);
+}
+
+TEST_CASE("functions that follow a recv and a send are called once, however these end") {
+  on_layouts(
+      [](const Post& post) {
+        constexpr std::size_t kCount = 50'000;
+        Values in(kCount), out = values_of(post.rank, 6, 0, kCount), nothing(1);
+        if (post.rank == 0) {
+          std::atomic<int> called{0}, alive{0};
+          auto owner = std::make_shared<int>();
+          const std::weak_ptr<int> watch = owner;
+          PeerCall call = call_of(in, 1, 6);
+          call.keep_alive = std::move(owner);
+          const auto received = post.engine.peer_calls().start_receive(std::move(call));
+          const auto sent = post.start_send(out, 1, 6);
+          const auto never = post.start_recv(nothing, 1, 9);  // which rank 1 does not send
+          post.engine.then(*received, [&] {
+            if (!watch.expired()) ++alive;
+            ++called;
+          });
+          for (const auto& pending : {sent, never}) post.engine.then(*pending, [&] { ++called; });
+          post.barrier();
+          post.wait(received);
+          post.wait(sent);
+          CHECK(in == values_of(1, 6, 0, kCount));
+          CHECK(has(text_of_failure<Shutdown>([&] { post.wait(never); }), "rank 1"));
+          while (called < 3) std::this_thread::sleep_for(1ms);
+          CHECK(alive == 1);
+          post.engine.shutdown();
+          CHECK(called == 3);
+          CHECK(watch.expired());
+          return;
+        }
+        post.barrier();
+        if (post.rank == 1) {
+          post.send(out, 0, 6);
+          CHECK(post.recv(kCount, 0, 6) == values_of(0, 6, 0, kCount));
+        }
+        post.engine.shutdown();
       },
       false, 2);
 }
