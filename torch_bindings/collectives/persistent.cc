@@ -67,6 +67,7 @@ class OnTensors : public PersistentWork<T> {
       call_->start();
       detail::note_change(changed_.tensor());
     } else {
+      const WorldScope scope(world_, WorldScope::kAlsoGlobal);
       handle_ = start_async();
     }
   }
@@ -112,6 +113,7 @@ class OnTensors : public PersistentWork<T> {
   T last_;  // what `wait()` returns
 
  private:
+  const World world_ = World::current();
   std::optional<PersistentCall> call_;
   std::optional<Handle<T>> handle_;  // of one that is under way
 };

@@ -252,7 +252,7 @@ class DistributedDataParallel : public torch::nn::Module {
   /// Several forward passes may have one backward pass, or one each.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
-    detail::ModuleReducer::Pass pass(*reducer_);
+    detail::ModuleReducer::Pass pass(*reducer());
     if constexpr (std::is_void_v<decltype(module_->forward(
                       std::forward<Arguments>(arguments)...))>) {
       module_->forward(std::forward<Arguments>(arguments)...);
@@ -291,21 +291,21 @@ class DistributedDataParallel : public torch::nn::Module {
     std::shared_ptr<detail::ModuleReducer> reducer_;
   };
   /// Returns a guard for passes that are not reduced.
-  NoSync no_sync() { return NoSync(reducer_); }
+  NoSync no_sync() { return NoSync(reducer()); }
 
   /// Returns a guard for ranks with different numbers of batches (torch_bindings/modules/join.h),
   /// around the training loop, on all ranks of the set.
-  JoinGuard join(const JoinOptions& options = {}) { return reducer_->join(options); }
+  JoinGuard join(const JoinOptions& options = {}) { return reducer()->join(options); }
 
   /// Says what this rank's gradients count in the next backward pass that is reduced: the average
   /// becomes sum(n * g) / sum(n), as DistributedOptimizer::set_weight() says. Call it on all ranks,
   /// before that pass; with no_sync() for all rows since the last reduction.
-  void set_weight(double n) { reducer_->set_weight(n); }
+  void set_weight(double n) { reducer()->set_weight(n); }
 
   /// Returns what this rank's compression remembers of what it has left out, as it is: for
   /// checkpoints (see CheckpointOptions::of_rank). Empty without a lossy compression.
   [[nodiscard]] std::vector<at::Tensor> compression_memory() const {
-    return reducer_->compression_memory();
+    return reducer()->compression_memory();
   }
 
   /// Returns the module that is wrapped.
@@ -319,6 +319,11 @@ class DistributedDataParallel : public torch::nn::Module {
   /// @}
 
  private:
+  [[nodiscard]] const std::shared_ptr<detail::ModuleReducer>& reducer() const {
+    if (!reducer_) throw InvalidArgument("this DistributedDataParallel has been moved from");
+    return reducer_;
+  }
+
   std::shared_ptr<Wrapped> module_;
   std::shared_ptr<detail::ModuleReducer> reducer_;
 };

@@ -11,6 +11,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/negotiation/values/unit_names.h"
+#include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/collectives.h"
 #include "torch_bindings/precision/master_copies.h"
 
@@ -81,14 +82,16 @@ void check_clipping(double max_norm, double norm_type) {
   check_norm(norm_type);
 }
 
-/// Collective. Returns the norm of the shares of all ranks.
-double norm_of_all_shares(double mine, const ProcessSet& process_set, double norm_type) {
+/// Collective. Returns the norm of the shares of all ranks. With a `refusal` on any rank all throw
+/// Mismatch, with its words.
+double norm_of_all_shares(double mine, const ProcessSet& process_set, double norm_type,
+                          const std::string& refusal) {
   const bool largest = std::isinf(norm_type);
   const at::Tensor part = at::full({1}, largest ? mine : std::pow(mine, norm_type), at::kDouble);
   const AllreduceOptions options{.name = library_name("clip_grad_norm_/shares"),
                                  .op = largest ? ReduceOp::Max : ReduceOp::Sum,
                                  .process_set = process_set};
-  const double all = allreduce(part, options).item<double>();
+  const double all = detail::allreduce_unless_refused(part, options, refusal).item<double>();
   return largest ? all : std::pow(all, 1 / norm_type);
 }
 
@@ -133,11 +136,18 @@ double clip_grad_norm_(DistributedOptimizer& optimizer, double max_norm, double 
 
 double grad_norm(DistributedOptimizer& optimizer, double norm_type) {
   check_norm(norm_type);
-  optimizer.synchronize_once();
   const at::NoGradGuard no_gradient;
-  const double norm = norm_of(gradients_of(optimizer), optimizer.master_copies(), norm_type);
-  return optimizer.shards_gradients() ? norm_of_all_shares(norm, optimizer.process_set(), norm_type)
-                                      : norm;
+  const bool of_shares = optimizer.shards_gradients();
+  double norm = 0;
+  std::string refusal;
+  try {
+    optimizer.synchronize_once();
+    norm = norm_of(gradients_of(optimizer), optimizer.master_copies(), norm_type);
+  } catch (const InvalidArgument& error) {  // of this rank alone
+    if (!of_shares) throw;
+    refusal = error.what();
+  }
+  return of_shares ? norm_of_all_shares(norm, optimizer.process_set(), norm_type, refusal) : norm;
 }
 
 double clip_grad_norm_(MasterWeights& optimizer, double max_norm, double norm_type) {

@@ -135,20 +135,20 @@ at::Tensor step_with_closure(OptimizerParts& parts, const LossClosure& closure) 
 
 /// Steps with ReduceOp::Adasum.
 at::Tensor step_by_deltas(OptimizerParts& parts, const LossClosure& closure) {
-  if (parts.options.process_set.size() == 1) {
-    parts.deltas->begin_step();
-    return parts.wrapped.step(closure);
-  }
-  parts.deltas->remember();
-  at::Tensor loss;
-  const auto counted = [&] {
+  const LossClosure counted = [&] {
     const at::Tensor own = closure();
     parts.deltas->begin_step();  // an optimizer may evaluate it often
     parts.note_state();
     return own;
   };
+  if (parts.options.process_set.size() == 1) {
+    parts.deltas->begin_step();
+    return parts.wrapped.step(closure ? counted : nullptr);
+  }
+  parts.deltas->remember();
+  at::Tensor loss;
   try {
-    loss = parts.wrapped.step(closure ? LossClosure(counted) : nullptr);
+    loss = parts.wrapped.step(closure ? counted : nullptr);
   } catch (...) {
     parts.deltas->put_back();
     throw;

@@ -103,6 +103,9 @@ void OptimizerReducers::settle() {
   for (const auto& reducer : reducers_) {  // all: the other ranks go on to them
     try {
       reducer->settle();
+    } catch (const Deadlock&) {  // the others are somewhere else
+      failure = std::current_exception();
+      break;
     } catch (const Mismatch& error) {
       if (!failure) failure = cause_of(error);
     }

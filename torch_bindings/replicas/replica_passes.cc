@@ -151,16 +151,7 @@ std::vector<Tensors> gradients_in_parallel(const std::vector<ReplicaPass>& repli
   for (const auto& replica : replicas) devices.push_back(replica.device);
   std::vector<Tensors> of_replicas(replicas.size());
   in_parallel(devices, [&](std::size_t i) {
-    const auto& replica = replicas[i];
-    Tensors outputs, gradients;
-    append_to(outputs, gradients, replica);
-    if (outputs.empty() || replica.wanted.empty()) {
-      of_replicas[i].resize(replica.wanted.size());
-      return;
-    }
-    of_replicas[i] = torch::autograd::grad(outputs, replica.wanted, gradients,
-                                           /*retain_graph=*/false, /*create_graph=*/false,
-                                           /*allow_unused=*/true);
+    of_replicas[i] = std::move(gradients_in_one_pass({replicas[i]}).front());
   });
   return of_replicas;
 }

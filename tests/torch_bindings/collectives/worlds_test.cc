@@ -102,6 +102,11 @@ TEST_CASE(
     at::Tensor gathered = hvd::allgather(other);
     auto shared = torch::full({3}, global, kFloat);
     auto in_global = hvd::broadcast_init(shared, {.root_rank = 0});
+    auto copied = torch::full({3, 2}, global, kFloat).t();  // not as it lies in memory
+    auto in_world = world.run([&] { return hvd::broadcast_init(copied, {.root_rank = 0}); });
+    in_world.start();
+    in_world.wait();
+    CHECK(same(copied, torch::full({2, 3}, size - 1, kFloat)));  // the global world's last rank
     world.run([&] {
       (gathered * torch::arange(gathered.numel(), kFloat)).sum().backward();
       in_global.start();

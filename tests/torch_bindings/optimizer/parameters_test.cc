@@ -309,6 +309,10 @@ TEST_CASE("objects") {
   check_object([](int r) { return std::vector<bool>{r % 2 == 0, true, false}; });
   check_object([](int r) { return Map{{"rank", {r, r + 1}}, {std::to_string(r), {}}}; });
   check_object([](int r) { return std::pair<int, std::string>{r, "x"}; });
+  check_object([](int r) { return std::map<int, double>{{r, 0.5 * r}, {-1, 2.5}}; });
+  check_object([](int r) {
+    return std::unordered_map<std::int64_t, bool>{{r, true}, {-1, false}};
+  });
   check_object(
       [](int r) { return r == 0 ? std::nullopt : std::optional<std::string>(std::to_string(r)); });
   check_object([](int r) {

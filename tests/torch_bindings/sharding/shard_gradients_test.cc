@@ -262,6 +262,23 @@ TEST_CASE("shard_gradients: clip_grad_norm_ and GradScaler work on the shares") 
   }
 }
 
+TEST_CASE("shard_gradients: where one rank's gradients are refused, clipping tells all ranks") {
+  if (hvd::size() == 1) return;
+  Pair pair(torch_optimizers()[0]);
+  pair.with_shares->zero_grad();
+  pair.shares.loss(hvd::rank(), 0).backward();
+  at::Tensor& gradient = pair.shares.wide->bias.mutable_grad();
+  if (last()) gradient = torch::ones({67});
+  const std::string text =
+      error_of<hvd::Mismatch>([&] { hvd::clip_grad_norm_(*pair.with_shares, 1); });
+  CAPTURE(text);
+  CHECK(contains(text, "rank " + std::to_string(hvd::size() - 1) + ": "));
+  CHECK(contains(text, "wide.bias"));
+  CHECK_FALSE(hvd::any(false));
+  pair.step(1);
+  CHECK(equal_on_all_ranks(pair.shares));
+}
+
 TEST_CASE("shard_gradients: gradients that are thrown away count no more") {
   Pair pair(torch_optimizers()[0]);
   for (int step = 0; step < 6; ++step) {

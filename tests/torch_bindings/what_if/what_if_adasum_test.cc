@@ -241,6 +241,25 @@ TEST_CASE(
   CHECK(same(net.hidden->weight.detach(), before));
 }
 
+TEST_CASE("what happens if an optimizer evaluates its closure often with Adasum, also alone") {
+  torch::nn::Sequential net = small_model();
+  torch::optim::LBFGS lbfgs(net->parameters(), torch::optim::LBFGSOptions(0.1).max_iter(4));
+  DistributedOptimizer optimizer(lbfgs, net->named_parameters(), {.op = ReduceOp::Adasum});
+  int evaluations = 0;
+  for (int step = 0; step < 2; ++step) {
+    optimizer.step([&] {
+      ++evaluations;
+      net->zero_grad();
+      const at::Tensor loss = small_loss(net, hvd::rank(), step);
+      loss.backward();
+      return loss;
+    });
+    small_loss(net, hvd::rank(), step).backward();  // a pass after it is no pass too many
+    optimizer.zero_grad();
+  }
+  CHECK(evaluations > 4);
+}
+
 TEST_CASE(
     "what happens if my optimizer's step throws with Adasum: the parameters are as before it") {
   if (hvd::size() == 1) return;  // nothing is put back

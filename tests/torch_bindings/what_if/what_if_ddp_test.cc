@@ -66,6 +66,16 @@ at::Tensor tied_loss(Tied& net, int rank, int step) {
   return torch::cross_entropy_loss(net.forward(words), words.flip(0));
 }
 
+TEST_CASE("what happens if I use a DistributedDataParallel that was moved from: it says so") {
+  torch::nn::Sequential net = small_model();
+  hvd::DistributedDataParallel ddp(net);
+  auto moved = std::move(ddp);
+  const std::string text = error_of<hvd::InvalidArgument>(
+      [&] { static_cast<void>(ddp.no_sync()); });  // NOLINT(bugprone-use-after-move)
+  CHECK(contains(text, "moved from"));
+  CHECK(moved.module() != nullptr);
+}
+
 TEST_CASE("what happens if I wrap a null module: InvalidArgument") {
   CHECK_THROWS_AS(
       hvd::DistributedDataParallel<torch::nn::LinearImpl>(std::shared_ptr<torch::nn::LinearImpl>()),

@@ -148,6 +148,29 @@ TEST_CASE(
   }
 }
 
+/// Lists one weight under two names, and uses it as both.
+struct TwoNames : torch::nn::Cloneable<TwoNames> {
+  TwoNames() { reset(); }
+  void reset() override {
+    first = register_parameter("first", data({5, 5}, kDouble, 0, 3) * 0.3);
+    second = register_parameter("second", first);
+  }
+  at::Tensor forward(const at::Tensor& x) { return torch::tanh(x.mm(first)).mm(second); }
+  at::Tensor first, second;
+};
+
+TEST_CASE("what happens if I split a batch over replicas of a model with tied weights") {
+  for (const int replicas : {1, 2, 3}) {
+    CAPTURE(replicas);
+    auto net = std::make_shared<TwoNames>(), alone = std::make_shared<TwoNames>();
+    REQUIRE(net->parameters().size() == 2);
+    const at::Tensor x = data({6, 5}, kDouble, hvd::rank());
+    hvd::data_parallel(net, x, replicas).square().sum().backward();
+    alone->forward(x).square().sum().backward();
+    CHECK(difference(net->first.grad(), alone->first.grad()) < 1e-12);
+  }
+}
+
 TEST_CASE("what happens if I scale the loss of tied weights: their gradient is unscaled once") {
   TiedNet net, alone;
   SGD wrapped(net.parameters(), SGDOptions(0.1).momentum(0.9)),
