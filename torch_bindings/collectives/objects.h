@@ -73,11 +73,6 @@ template <class K, class V>
 struct Readable<std::pair<const K, V>> {
   using Type = std::pair<K, V>;
 };
-/// Holds for objects that travel as their bytes. Decided for what is read: a constant key makes a
-/// pair trivially copyable.
-template <class T>
-inline constexpr bool kIsRaw =
-    std::is_trivially_copyable_v<typename Readable<T>::Type> && !std::is_pointer_v<T>;
 
 /// Adds in words how write_object writes a T: types that are written alike have the same words.
 /// `Outer`: those that it is part of.
@@ -104,7 +99,7 @@ void describe_type(std::string& words) {
       (add(std::type_identity<Alternatives>(), " or "), ...);
       words += ")";
     }(std::type_identity<T>());
-  } else if constexpr (TupleLike<T> && !kIsRaw<T>) {
+  } else if constexpr (TupleLike<T> && !std::is_trivially_copyable_v<T>) {
     [&]<std::size_t... kIndices>(std::index_sequence<kIndices...> /*all*/) {
       words += "(";
       (add(std::type_identity<std::tuple_element_t<kIndices, T>>(), kIndices == 0 ? "" : ", "),
@@ -142,7 +137,7 @@ void write_object(std::ostream& out, const T& object) {
   } else if constexpr (kIsVariant<T>) {
     write_object(out, object.index());
     std::visit([&out](const auto& held) { write_object(out, held); }, object);
-  } else if constexpr (kIsRaw<T>) {
+  } else if constexpr (std::is_trivially_copyable_v<T> && !std::is_pointer_v<T>) {
     out.write(reinterpret_cast<const char*>(&object), sizeof object);
   } else if constexpr (TupleLike<T>) {
     std::apply([&out](const auto&... elements) { (write_object(out, elements), ...); }, object);
@@ -208,7 +203,7 @@ void read_object(std::istream& in, T& object) {
     std::size_t index = 0;
     read_object(in, index);
     read_alternative(in, object, index, std::make_index_sequence<std::variant_size_v<T>>());
-  } else if constexpr (kIsRaw<T>) {
+  } else if constexpr (std::is_trivially_copyable_v<T> && !std::is_pointer_v<T>) {
     require_left(in, sizeof object);
     in.read(reinterpret_cast<char*>(&object), sizeof object);
   } else if constexpr (TupleLike<T>) {
