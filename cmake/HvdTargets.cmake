@@ -38,7 +38,7 @@ function(hvd_library name)
   if(BUILD_SHARED_LIBS OR NOT name STREQUAL "torch")   # its programs share its precompiled header
     hvd_hide(${target})
   endif()
-  if(NOT BUILD_SHARED_LIBS)
+  if(NOT BUILD_SHARED_LIBS AND NOT name STREQUAL "core")   # ops/CMakeLists.txt
     add_library(hvd::${name} ALIAS ${target})
   endif()
 endfunction()

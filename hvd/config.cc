@@ -38,7 +38,6 @@ std::optional<Variable> variable(std::string_view suffix) {
 }
 
 constexpr int kMostCores = 1024;  // of a cpu_set_t
-constexpr std::string_view kCacheCapacity = "CACHE_CAPACITY";
 
 [[noreturn]] void refuse(const Variable& variable, std::string_view allowed) {
   throw InvalidArgument(
@@ -156,7 +155,7 @@ void for_each_number(Config& c, const Visit& visit) {
   };
   number("FUSION_THRESHOLD", "fusion_threshold_bytes", c.fusion_threshold_bytes, "bytes", 0,
          std::numeric_limits<std::uint64_t>::max() / 2);
-  number(kCacheCapacity, "cache_capacity", c.cache_capacity, "tensors", 16, 1U << 24);
+  number("CACHE_CAPACITY", "cache_capacity", c.cache_capacity, "tensors", 0, 1U << 24);
   number("CYCLE_TIME", "cycle_time", c.cycle_time, "milliseconds", 0, 10'000);
   number("STALL_CHECK_TIME_SECONDS", "stall_check_time", c.stall_check_time, "seconds", 1,
          kMostSeconds);
@@ -175,18 +174,14 @@ void for_each_number(Config& c, const Visit& visit) {
 
 Config Config::from_environment() {
   Config config;
-  for_each_number(config, [](Bounds bounds, auto& field) {
+  for_each_number(config, [](const Bounds& bounds, auto& field) {
     using Field = std::remove_reference_t<decltype(field)>;
     const auto v = variable(bounds.suffix);
     if (!v) return;
-    // the capacity of a mere cache, as it is in Horovod, makes no program fail
-    const bool is_cache = bounds.suffix == kCacheCapacity;
-    if (is_cache) bounds.least = 0;
     if constexpr (std::is_same_v<Field, std::chrono::microseconds>) {
       field = milliseconds(*v, bounds);
     } else {
-      const auto value = static_cast<Field>(number(*v, bounds));
-      field = is_cache ? std::max(field, value) : value;
+      field = static_cast<Field>(number(*v, bounds));
     }
   });
   if (auto v = variable("DISABLE_GROUP_FUSION")) config.disable_group_fusion = choice(*v, kSwitch);

@@ -35,9 +35,9 @@ struct Config {
   /// Most bytes of submissions in one batch (HVD_FUSION_THRESHOLD, default 128 MiB, 0 = each
   /// alone). A larger one travels alone.
   std::uint64_t fusion_threshold_bytes = std::uint64_t{128} << 20;
-  /// Tensors known at once, all process sets together (HVD_CACHE_CAPACITY, default 65536; in the
-  /// variable, Horovod's for a mere cache, less counts as that; here at least 16).
-  std::uint32_t cache_capacity = 65536;
+  /// Tensors known at once, all process sets together (HVD_CACHE_CAPACITY, default 1024 as in
+  /// Horovod, where it is that of a mere cache; less than 65536 counts as that).
+  std::uint32_t cache_capacity = 1024;
   /// Checked, and without effect: there is no cycle (HVD_CYCLE_TIME, milliseconds, default 0).
   std::chrono::microseconds cycle_time{0};
   /// True: a group shares its batches with no other tensor (HVD_DISABLE_GROUP_FUSION, default 0).

@@ -16,7 +16,12 @@ namespace hvd {
 
 namespace {
 
-std::uint32_t round_slots(std::uint32_t capacity) { return std::max<std::uint32_t>(capacity, 16); }
+/// Returns the number of tensors that are known at once. What is said of Horovod's cache, which it
+/// works without, makes no program fail.
+std::uint32_t slots_of(const Config& config) {
+  constexpr std::uint32_t kLeast = 65536;
+  return std::max(config.cache_capacity, kLeast);
+}
 
 DomainMemory assemble(std::unique_ptr<Mapping> board, std::vector<std::unique_ptr<Mapping>> arenas,
                       std::vector<pid_t> processes) {
@@ -34,7 +39,7 @@ DomainMemory assemble(std::unique_ptr<Mapping> board, std::vector<std::unique_pt
 }
 
 DomainMemory private_memory(const Config& config) {
-  const std::uint32_t slots = round_slots(config.cache_capacity);
+  const std::uint32_t slots = slots_of(config);
   const std::size_t bytes = Board::bytes_needed(1, slots);
   auto board = std::make_unique<Mapping>(make_shared_file("hvd-board", bytes), bytes);
   std::vector<std::unique_ptr<Mapping>> arenas;
@@ -59,7 +64,7 @@ std::string try_to_share(const Bootstrap& bootstrap, const Config& config, const
       problem = error.what();
     }
   };
-  const std::uint32_t slots = round_slots(config.cache_capacity);
+  const std::uint32_t slots = slots_of(config);
   const std::size_t board_bytes = Board::bytes_needed(topology.local_size, slots);
   Ticket tickets[2];  // the board's, from the first rank, and this rank's arena's
   attempt([&] {

@@ -97,7 +97,9 @@ std::shared_ptr<Bootstrap> find_ranks(const Config& config) {
 
 }  // namespace
 
-void init() { init(Config::from_environment()); }
+void init() {
+  if (!has_world()) init(Config::from_environment());
+}
 
 void init(const Config& given) {
   const LibraryCall call;

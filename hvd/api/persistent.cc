@@ -158,7 +158,7 @@ PersistentHandle<void> allreduce_init(const Buffer& input, const Buffer& output,
     throw InvalidArgument(formatted(
         "allreduce '{}': compression needs input and output in host memory", options.name));
   std::optional<Detour> detour;
-  if (wire != input.dtype) detour.emplace(input, output, wire);
+  if (wire != input.dtype && has_possible_sizes(input.shape)) detour.emplace(input, output, wire);
   void* const from = detour ? detour->memory() : input.data;
   void* const to = detour ? detour->memory() : output.data;
   TensorArgument tensor{from, to, wire, input.shape};

@@ -251,9 +251,11 @@ std::shared_ptr<RunningWorld> world_of(const ProcessSet& set) {
 void require_set_of_current_world(const ProcessSet& set) {
   if (set.world_number() == ProcessSet::kAnyWorld || set.world_number() == current_world_number())
     return;
-  world_of(set);  // or it has ended
-  throw InvalidArgument(formatted(
-      "process set {} is one of another world; make it in the world of the operation", set.id()));
+  require_running();
+  throw InvalidArgument(
+      formatted("process set {} is one of another world, or of one that has "
+                "ended; make it in the world of the operation",
+                set.id()));
 }
 
 std::shared_ptr<Engine> engine() { return current_world()->engine; }

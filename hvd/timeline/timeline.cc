@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 constexpr auto kFlushInterval = 100ms;
 constexpr std::uint32_t kNamedTracks = 4096;
 constexpr TraceTime kCounterInterval = 1'000'000;  // a counter's steps are told apart no finer
-constexpr std::size_t kDimensionsShown = 16;
+constexpr std::size_t kDimensionsShown = 16, kShapesShown = 16;
 constexpr std::string_view kEarlyCopy = "MEMCPY_IN_SHARED_MEMORY";
 constexpr std::string_view kCopyIn = "MEMCPY_IN_FUSION_BUFFER";
 constexpr std::string_view kCopyOut = "MEMCPY_OUT_FUSION_BUFFER";
@@ -39,7 +39,14 @@ std::string upper(std::string_view text) {
   return result;
 }
 
-/// Type, shape and bytes of what is submitted.
+std::string shown(const Shape& shape) {
+  std::string text = "[";
+  for (std::size_t d = 0; d < std::min(shape.size(), kDimensionsShown); ++d)
+    text += (d == 0 ? "" : ", ") + std::to_string(shape[d]);
+  return text + (shape.size() > kDimensionsShown ? "]..." : "]");
+}
+
+/// Returns type, shape (of a group those of its first tensors) and bytes of what is submitted.
 std::string arguments_of(const Submission& submission, std::int64_t& bytes) {
   const auto& tensors = submission.tensors;
   if (submission.kind == OpKind::Control || tensors.empty()) return {};
@@ -50,15 +57,11 @@ std::string arguments_of(const Submission& submission, std::int64_t& bytes) {
   }
   std::string text =
       "\"dtype\":\"" + std::string(alike ? name_of(tensors.front().dtype) : "mixed") + "\",";
-  if (tensors.size() > 1) {
-    text += "\"tensors\":" + std::to_string(tensors.size());
-  } else {
-    const auto& shape = tensors.front().shape;
-    text += "\"shape\":\"[";
-    for (std::size_t d = 0; d < std::min(shape.size(), kDimensionsShown); ++d)
-      text += (d == 0 ? "" : ", ") + std::to_string(shape[d]);
-    text += shape.size() > kDimensionsShown ? "]...\"" : "]\"";
-  }
+  if (tensors.size() > 1) text += "\"tensors\":" + std::to_string(tensors.size()) + ",";
+  text += "\"shape\":\"";
+  for (std::size_t i = 0; i < std::min(tensors.size(), kShapesShown); ++i)
+    text += (i == 0 ? "" : ", ") + shown(tensors[i].shape);
+  text += tensors.size() > kShapesShown ? "...\"" : "\"";
   return text + ",\"bytes\":" + std::to_string(bytes);
 }
 

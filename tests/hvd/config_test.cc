@@ -148,10 +148,11 @@ TEST_CASE("every knob is read under both names, and refuses what it does not und
     const Variable wrong("HVD_CYCLE_TIME", value);
     CHECK(refusal().find(value) != std::string::npos);
   }
-  for (const char* value : {"0", "1", "1024", "65535"}) {
+  CHECK(Config().cache_capacity == 1024);
+  for (const char* value : {"0", "1", "2048", "65535"}) {
     CAPTURE(value);
     const Variable small("HOROVOD_CACHE_CAPACITY", value);
-    CHECK(Config::from_environment().cache_capacity == Config().cache_capacity);
+    CHECK(std::to_string(Config::from_environment().cache_capacity) == value);
   }
   const Variable later("HOROVOD_TIMELINE", "DYNAMIC");
   CHECK(Config::from_environment().timeline.empty());
@@ -173,7 +174,7 @@ TEST_CASE("fields are held to the bounds of their variables; a very long time me
            {"num_nccl_streams", [](Config& c) { c.num_nccl_streams = -1; }},
            {"num_nccl_streams", [](Config& c) { c.num_nccl_streams = 5; }},
            {"timeline_max_bytes", [](Config& c) { c.timeline_max_bytes = 10; }},
-           {"cache_capacity", [](Config& c) { c.cache_capacity = 15; }},
+           {"cache_capacity", [](Config& c) { c.cache_capacity = (1U << 24) + 1; }},
            {"arena_bytes", [](Config& c) { c.arena_bytes = ~std::uint64_t{0}; }}}) {
     CAPTURE(field);
     config = {};

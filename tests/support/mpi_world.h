@@ -72,7 +72,8 @@ class MpiWorld {
   explicit MpiWorld(MpiWorldOptions options) {
     const int rank = mpi_rank();
     const int size = mpi_size();
-    options.config.cache_capacity = std::min<std::uint32_t>(options.config.cache_capacity, 4096);
+    if (options.config.cache_capacity == Config().cache_capacity)
+      options.config.cache_capacity = 4096;
     EngineParts parts;
     Topology& topology = parts.topology;
     topology.rank = rank;

@@ -296,7 +296,8 @@ ThreadWorld::ThreadWorld(WorldOptions options) : options_(std::move(options)) {
   auto mail = std::make_shared<Mailboxes>(domains);
   auto peer_mail = std::make_shared<Mailboxes>(size);
   auto meeting_place = std::make_shared<Rendezvous>();
-  options_.config.cache_capacity = std::min<std::uint32_t>(options_.config.cache_capacity, 4096);
+  if (options_.config.cache_capacity == Config().cache_capacity)
+    options_.config.cache_capacity = 4096;
   engines_.resize(static_cast<std::size_t>(size));
   arenas_.resize(static_cast<std::size_t>(size));
   std::vector<int> domain_of(static_cast<std::size_t>(size));

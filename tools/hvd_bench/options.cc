@@ -30,7 +30,9 @@ const Choices<hvd::Compression> kWires{{"none", hvd::Compression::none()},
 const Choices<hvd::ReduceOp> kOps{
     {"sum", hvd::ReduceOp::Sum},         {"average", hvd::ReduceOp::Average},
     {"min", hvd::ReduceOp::Min},         {"max", hvd::ReduceOp::Max},
-    {"product", hvd::ReduceOp::Product}, {"adasum", hvd::ReduceOp::Adasum}};
+    {"product", hvd::ReduceOp::Product}, {"adasum", hvd::ReduceOp::Adasum},
+    {"bitand", hvd::ReduceOp::BitAnd},   {"bitor", hvd::ReduceOp::BitOr},
+    {"bitxor", hvd::ReduceOp::BitXor}};
 
 Choices<hvd::DataType> dtypes() {
   Choices<hvd::DataType> choices;
@@ -96,16 +98,19 @@ void check_reduction(const Options& options) {
   const auto op = options.op;
   const bool orders = op == hvd::ReduceOp::Min || op == hvd::ReduceOp::Max;
   const bool adds = op == hvd::ReduceOp::Sum || op == hvd::ReduceOp::Average;
+  const bool is_bits = hvd::is_bitwise(op);
   const bool is_bool = options.dtype == hvd::DataType::Bool;
   const auto refuse = [&](const char* allowed) {
     throw WrongOptions(fmt::format("--op {}: {}s of {} take {} only", said_by(kOps, op),
                                    name_of(options.collective), hvd::name_of(options.dtype),
                                    allowed));
   };
-  if (is_bool && !orders) refuse("min and max");
+  if (is_bool && !orders && !is_bits) refuse("min, max, bitand, bitor and bitxor");
   if (hvd::is_complex(options.dtype) && !adds) refuse("sum and average");
   if (op == hvd::ReduceOp::Adasum && hvd::is_integer(options.dtype))
-    refuse("sum, average, min, max and product");
+    refuse("sum, average, min, max, product and those of bits");
+  if (is_bits && !is_bool && !hvd::is_integer(options.dtype))
+    refuse("sum, average, min, max, product and adasum");
 }
 
 void check(const Options& options) {

@@ -11,10 +11,13 @@ namespace {
 constexpr std::size_t kMostPerCall = std::size_t{1} << 30;  // MPI counts are ints
 
 MPI_Op mpi_op(hvd::DataType dtype, hvd::ReduceOp op) {
-  if (dtype == hvd::DataType::Bool) return op == hvd::ReduceOp::Min ? MPI_LAND : MPI_LOR;
+  const bool is_bool = dtype == hvd::DataType::Bool;
   switch (op) {
-    case hvd::ReduceOp::Min: return MPI_MIN;
-    case hvd::ReduceOp::Max: return MPI_MAX;
+    case hvd::ReduceOp::BitAnd: return is_bool ? MPI_LAND : MPI_BAND;
+    case hvd::ReduceOp::BitOr: return is_bool ? MPI_LOR : MPI_BOR;
+    case hvd::ReduceOp::BitXor: return is_bool ? MPI_LXOR : MPI_BXOR;
+    case hvd::ReduceOp::Min: return is_bool ? MPI_LAND : MPI_MIN;
+    case hvd::ReduceOp::Max: return is_bool ? MPI_LOR : MPI_MAX;
     case hvd::ReduceOp::Product: return MPI_PROD;
     default: return MPI_SUM;
   }

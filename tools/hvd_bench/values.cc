@@ -39,6 +39,12 @@ int input(const Question& question, int rank, std::size_t tensor, std::size_t pl
   return static_cast<int>(mixed * 3 % 11);
 }
 
+double bitwise(hvd::ReduceOp op, double a, double b) {
+  const auto one = static_cast<std::int64_t>(a), other = static_cast<std::int64_t>(b);
+  if (op == hvd::ReduceOp::BitAnd) return static_cast<double>(one & other);
+  return static_cast<double>(op == hvd::ReduceOp::BitOr ? one | other : one ^ other);
+}
+
 double reduced(const Question& question, std::size_t tensor, std::size_t place) {
   double result = input(question, 0, tensor, place);
   for (int rank = 1; rank < question.ranks; ++rank) {
@@ -47,6 +53,9 @@ double reduced(const Question& question, std::size_t tensor, std::size_t place) 
       case hvd::ReduceOp::Min: result = std::min(result, next); break;
       case hvd::ReduceOp::Max: result = std::max(result, next); break;
       case hvd::ReduceOp::Product: result *= next; break;
+      case hvd::ReduceOp::BitAnd:
+      case hvd::ReduceOp::BitOr:
+      case hvd::ReduceOp::BitXor: result = bitwise(question.op, result, next); break;
       default: result += next;
     }
   }

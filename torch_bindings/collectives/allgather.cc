@@ -45,7 +45,7 @@ std::shared_ptr<Operation> gathering(const Tensors& tensors, const AllgatherOpti
 
 Handle<Tensors> gather_into(const detail::Target& target, const AllgatherOptions& options,
                             After after) {
-  const auto operation = target.operation(options.process_set);
+  const auto operation = target.operation(options);
   return target.start(operation, after, gather_rule(options, operation->rows));
 }
 

@@ -1,6 +1,9 @@
 // Alltoall of tensors.
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -13,6 +16,16 @@
 #include "torch_bindings/collectives/tensors.h"
 
 namespace hvd {
+
+at::Device detail::device_of_splits(const AlltoallOptions& options) {
+  return options.splits ? options.splits->device() : at::Device(at::kCPU);
+}
+
+at::Tensor detail::received_splits(const std::vector<std::int64_t>& rows, at::Device device) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  const bool is_wide = std::ranges::any_of(rows, [](std::int64_t here) { return here > kMost; });
+  return torch::tensor(rows, at::kLong).to(device, is_wide ? at::kLong : at::kInt);
+}
 
 std::vector<std::int64_t> detail::splits_of(const at::Tensor& tensor,
                                             const AlltoallOptions& options) {
@@ -68,17 +81,12 @@ std::shared_ptr<Operation> exchanging(const at::Tensor& tensor, const AlltoallOp
   return operation;
 }
 
-at::Device device_of_splits(const AlltoallOptions& options) {
-  return options.splits ? options.splits->device() : at::Device(at::kCPU);
-}
-
 Handle<AlltoallResult> with_splits(const Handle<Tensors>& handle,
                                    const std::shared_ptr<Operation>& operation,
                                    const AlltoallOptions& options) {
-  const at::Device device = device_of_splits(options);
+  const at::Device device = detail::device_of_splits(options);
   return handle.map<AlltoallResult>([rows = operation->rows, device](const Tensors& tensors) {
-    return AlltoallResult{tensors.front(),
-                          torch::tensor(rows->at(0), at::kLong).to(device, at::kInt)};
+    return AlltoallResult{tensors.front(), detail::received_splits(rows->at(0), device)};
   });
 }
 
@@ -91,7 +99,7 @@ Handle<AlltoallResult> exchange_into(at::Tensor output, const at::Tensor& input,
                                      const AlltoallOptions& options, After after) {
   const detail::Target target(std::move(output), input, OpKind::Alltoall, options.name);
   const auto splits = detail::splits_of(input, options);
-  const auto operation = target.operation(options.process_set, splits);
+  const auto operation = target.operation(options, splits);
   const auto rule = input.dim() == 0 ? detail::GradientRule()
                                      : exchange_rule(options, input, splits, operation->rows);
   return with_splits(target.start(operation, after, rule), operation, options);
@@ -107,7 +115,7 @@ AlltoallResult alltoall(const at::Tensor& tensor, const AlltoallOptions& options
     const at::Tensor output =
         detail::run_by_rows(OpKind::Alltoall, tensor, options, splits, received);
     if (output.defined())
-      return {output, torch::tensor(received, at::kLong).to(device_of_splits(options), at::kInt)};
+      return {output, detail::received_splits(received, detail::device_of_splits(options))};
   }
   return start_exchange(exchanging(tensor, options), options, After::Wait).wait();
 }

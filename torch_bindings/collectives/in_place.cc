@@ -133,7 +133,7 @@ bool Target::fits_small_calls() const {
   return !overlap(buffer_of(output_, into(kind_)), buffer_of(input_, into(kind_)));
 }
 
-std::shared_ptr<Operation> Target::operation(const ProcessSet& set,
+std::shared_ptr<Operation> Target::operation(Submission submission, const ProcessSet& set,
                                              const std::vector<std::int64_t>& splits) const {
   const std::string what = into(kind_);
   const at::NoGradGuard no_gradient;
@@ -146,17 +146,13 @@ std::shared_ptr<Operation> Target::operation(const ProcessSet& set,
   auto operation = std::make_shared<Operation>();
   operation->given = {output_};
   operation->in_place = true;
-  Submission& submission = operation->submission;
-  submission.kind = kind_;
-  submission.name = name_;
-  submission.process_set = set.id();
-  submission.device = detail::device_of(from);
+  operation->submission = std::move(submission);
   operation->add(from, {}, what);
-  submission.tensors.front().splits = splits;
+  operation->submission.tensors.front().splits = splits;
   if (kind_ != OpKind::Reducescatter && to.dim() > 0)
-    submission.tensors.front().output_rows = to.size(0);
-  submission.allocate = [data = to.mutable_data_ptr()](std::size_t /*index*/,
-                                                       std::int64_t /*rows*/) { return data; };
+    operation->submission.tensors.front().output_rows = to.size(0);
+  operation->submission.allocate =
+      [data = to.mutable_data_ptr()](std::size_t /*index*/, std::int64_t /*rows*/) { return data; };
   operation->received.front() = to;
   operation->results = {is_contiguous_memory(output_) ? to : output_};
   return operation;

@@ -101,9 +101,14 @@ class Target {
   /// grad mode is on.
   Target(at::Tensor output, const at::Tensor& input, OpKind kind, const std::string& name);
   [[nodiscard]] const at::Tensor& output() const { return output_; }
-  /// Returns the operation that reads `input` and writes the output. `splits`: of an alltoall.
+  /// Returns the operation that reads `input` and writes the output. `splits`: of an alltoall, or
+  /// the elements for each rank of a reducescatter.
+  template <class Options>
   [[nodiscard]] std::shared_ptr<Operation> operation(
-      const ProcessSet& set, const std::vector<std::int64_t>& splits = {}) const;
+      const Options& options, const std::vector<std::int64_t>& splits = {}) const {
+    return operation(request(kind_, options, detail::device_of(input_)), options.process_set,
+                     splits);
+  }
   /// Starts the operation; from then on gradients of the output go by `rule` to the input, where
   /// grad mode is on and one is required.
   [[nodiscard]] Handle<std::vector<at::Tensor>> start(const std::shared_ptr<Operation>& operation,
@@ -119,6 +124,8 @@ class Target {
   }
 
  private:
+  [[nodiscard]] std::shared_ptr<Operation> operation(Submission submission, const ProcessSet& set,
+                                                     const std::vector<std::int64_t>& splits) const;
   [[nodiscard]] bool fits_small_calls() const;
   at::Tensor output_, input_;
   OpKind kind_;
@@ -129,6 +136,10 @@ class Target {
 /// Returns the rows for each rank of an alltoall of `tensor`, as the options give them or evenly.
 /// Throws InvalidArgument. Blocks where the splits are on a device.
 std::vector<std::int64_t> splits_of(const at::Tensor& tensor, const AlltoallOptions& options);
+/// Returns the device of the options' splits: the CPU where there are none.
+at::Device device_of_splits(const AlltoallOptions& options);
+/// Returns the rows that have come from each rank, as int32, or int64 where there are too many.
+at::Tensor received_splits(const std::vector<std::int64_t>& rows, at::Device device);
 /// Returns `dense` as the core sees it. Throws InvalidArgument, which begins with `what`, for a
 /// type that is not carried.
 Buffer buffer_of(const at::Tensor& dense, const std::string& what);

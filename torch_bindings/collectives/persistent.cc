@@ -215,8 +215,8 @@ class Exchange final : public Into<AlltoallResult, AlltoallOptions> {
 
  private:
   void take_result(const PersistentCall& call) override {
-    const at::Device device = options_.splits ? options_.splits->device() : at::Device(at::kCPU);
-    last_.received_splits = torch::tensor(call.received(), at::kLong).to(device, at::kInt);
+    last_.received_splits =
+        detail::received_splits(call.received(), detail::device_of_splits(options_));
   }
 };
 

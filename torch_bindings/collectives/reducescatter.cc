@@ -50,10 +50,7 @@ std::shared_ptr<Operation> scattering(const Tensors& given, const ReducescatterO
 
 Handle<Tensors> scatter_into(const detail::Target& target, const ReducescatterOptions& options,
                              After after) {
-  const auto operation = target.operation(options.process_set, options.counts);
-  operation->submission.op = options.op;
-  operation->submission.prescale_factor = options.prescale_factor;
-  operation->submission.postscale_factor = options.postscale_factor;
+  const auto operation = target.operation(options, options.counts);
   return target.start(operation, after, scatter_rule(options));
 }
 

@@ -323,7 +323,8 @@ std::size_t FastPath::end_batch(std::size_t first) {
   for (; next < complete_.size(); ++next) {
     RepeatedOp& op = *complete_[next];
     if (!claimed_.empty() &&
-        (bytes + op.input_bytes > most_batch_bytes_ || !share_batch(*claimed_.front(), op)))
+        (most_batch_bytes_ == 0 || bytes + op.input_bytes > most_batch_bytes_ ||
+         !share_batch(*claimed_.front(), op)))
       break;
     if (!work_.is_possible(op)) {
       negotiated_.push_back(op.unit);

@@ -203,7 +203,8 @@ bool DirectPath::end_rounds(LeaderTree& tree) {
   ended_.clear();
   for (const auto number : complete) ended_.push_back(find(number, *tree.key_of(number)));
   const auto together = [&](std::size_t i) {  // with the one before
-    return i > 0 && i < ended_.size() && ended_[i - 1] != nullptr && ended_[i] != nullptr &&
+    return parts_.config.fusion_threshold_bytes > 0 && i > 0 && i < ended_.size() &&
+           ended_[i - 1] != nullptr && ended_[i] != nullptr &&
            share_batch(*ended_[i - 1], *ended_[i]);
   };
   for (std::size_t i = 0; i < complete.size(); ++i) {

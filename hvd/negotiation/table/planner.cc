@@ -52,7 +52,7 @@ void select(const std::deque<AgreedUnit>& queue, std::uint64_t threshold_bytes, 
     const AgreedUnit& next = queue[place];
     if (!can_fuse(first, next) || alone(next)) continue;
     const auto bytes = static_cast<std::uint64_t>(bytes_of(next));
-    if (total + bytes > threshold_bytes) return;
+    if (threshold_bytes == 0 || total + bytes > threshold_bytes) return;
     total += bytes;
     take(place);
   }

@@ -233,11 +233,13 @@ TEST_CASE("a process set ends with its world") {
   CHECK(now != before);
   CHECK_THROWS_AS(static_cast<void>(before.size()), NotInitialized);
   std::vector<float> values(3, 1);
-  CHECK_THROWS_AS(allreduce(whole(values), whole(values), {.process_set = before}), NotInitialized);
+  CHECK_THROWS_AS(allreduce(whole(values), whole(values), {.process_set = before}),
+                  InvalidArgument);
   allreduce(whole(values), whole(values), {.op = ReduceOp::Sum, .process_set = now});
   CHECK(values.front() == static_cast<float>(size()));
   CHECK(all.size() == size());
   shutdown();
+  CHECK_THROWS_AS(allreduce(whole(values), whole(values), {.process_set = now}), NotInitialized);
 }
 
 TEST_CASE("join: a second one meanwhile is told so, and so is who has joined what never ends") {
@@ -305,6 +307,16 @@ TEST_CASE("what one rank can see is refused there, and the world goes on") {
       CHECK_THROWS_AS(
           allreduce(whole(values), whole(values), {.name = "x", .op = static_cast<ReduceOp>(77)}),
           InvalidArgument);
+      for (const Compression compression : {Compression::none(), Compression::fp16()}) {
+        for (const Shape& shape : {Shape{-1}, Shape{std::int64_t{1} << 62, 8}}) {
+          Buffer impossible = whole(values);
+          impossible.shape = shape;
+          const AllreduceOptions options{.name = "x", .compression = compression};
+          CHECK_THROWS_AS(allreduce(impossible, impossible, options), InvalidArgument);
+          CHECK_THROWS_AS(allreduce_async(impossible, impossible, options), InvalidArgument);
+          CHECK_THROWS_AS(allreduce_init(impossible, impossible, options), InvalidArgument);
+        }
+      }
       for (const char* const name : {"x\n", "x\n\n", "allreduce.noname.1\n"})
         CHECK_THROWS_AS(allreduce(whole(values), whole(values), {.name = name}), InvalidArgument);
     }

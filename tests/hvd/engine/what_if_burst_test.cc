@@ -231,17 +231,25 @@ TEST_CASE("a burst under names that are new travels together") {
 TEST_CASE("a burst without fusion: HVD_FUSION_THRESHOLD=0 keeps each alone") {
   Config config;
   config.fusion_threshold_bytes = 0;
-  ThreadWorld world({.size = 2, .config = config});
-  world.run([&](int rank, Engine& engine) {
-    auto parts = burst_of(40);
-    for (int round = 0; round < 10; ++round) {
-      for (auto& part : parts) part.submit(engine, rank, round);
-      for (auto& part : parts) engine.wait(*part.pending);
-      for (auto& part : parts) CHECK(part.is_right(2, round));
-    }
-    CHECK(engine.stats().tensors_fused == 0);
-    CHECK(engine.stats().batches_run == 400);
-  });
+  for (const int domains : {1, 2, 3}) {
+    CAPTURE(domains);
+    ThreadWorld world({.size = 3, .domains = domains, .config = config});
+    world.run([&](int rank, Engine& engine) {
+      auto parts = burst_of(40);
+      for (int round = 0; round < 10; ++round) {
+        for (auto& part : parts) part.submit(engine, rank, round);
+        for (auto& part : parts) engine.wait(*part.pending);
+        for (auto& part : parts) CHECK(part.is_right(3, round));
+      }
+      CHECK(engine.stats().batches_run == 400);
+      for (auto& part : parts) part.count = 0;
+      for (int round = 0; round < 10; ++round) {
+        for (auto& part : parts) part.submit(engine, rank, round);
+        for (auto& part : parts) engine.wait(*part.pending);
+      }
+      CHECK(engine.stats().tensors_fused == 0);
+    });
+  }
 }
 
 TEST_CASE("a burst whose last rank goes to compute: the others get their results without it") {

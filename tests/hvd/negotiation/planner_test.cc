@@ -42,6 +42,9 @@ TEST_CASE("the planner fuses what can travel together, in order, up to the thres
   queue = {unit(1, 10), unit(2, 10)};
   CHECK(ids(cut(queue, 0).at(0)) == std::vector<std::uint32_t>{1});  // no fusion
   CHECK(queue.size() == 1);
+  queue = {unit(1, 0), unit(2, 0)};
+  CHECK(ids(cut(queue, 0).at(0)) == std::vector<std::uint32_t>{1});  // nor of nothing
+  CHECK(ids(cut(queue, 0).at(0)) == std::vector<std::uint32_t>{2});
 
   // Other scales do not travel together, but what fits further back does.
   queue = {unit(1, 10), unit(2, 10), unit(3, 10)};

@@ -148,7 +148,8 @@ TEST_CASE(
       CHECK(whole.args ==
             nlohmann::json{{"dtype", "float32"}, {"shape", "[17, 3]"}, {"bytes", 204}});
       CHECK(one("ALLREDUCE", "group").args ==
-            nlohmann::json{{"dtype", "mixed"}, {"tensors", 2}, {"bytes", 212}});
+            nlohmann::json{
+                {"dtype", "mixed"}, {"tensors", 2}, {"shape", "[51], [4]"}, {"bytes", 212}});
       CHECK(one("WAIT_FOR_DATA", "matrix").parent == "ALLREDUCE");
       const std::string transport = domains == 1 ? "SHM" : "RENDEZVOUS";
       CHECK(one(transport + "_ALLREDUCE", "matrix").parent == "ALLREDUCE");

@@ -78,7 +78,7 @@ for ranks in 1 2 3 4; do
   start right "$ranks ranks, ordinary memory and arena, in and out of place" 16 -np $ranks "$bench" "${quick[@]}" "${everywhere[@]}" -b 4 -e 1M -f 64
 done
 # Every type and every operation; the contract suite has all of their pairs.
-for pair in float64:average float16:min bfloat16:product float32:max uint8:average int8:min int16:product int32:max int64:average bool:max \
+for pair in float64:average float16:min bfloat16:product float32:max uint8:average int8:min int16:product int32:max int64:average bool:max int32:bitxor bool:bitand \
   complex64:average complex128:sum; do
   start right "${pair#*:} of ${pair%:*}" 8 -np 3 "$bench" "${quick[@]}" "${everywhere[@]}" -d "${pair%:*}" --op "${pair#*:}" -b 9 -e 300K -f 30000
 done
@@ -175,7 +175,7 @@ start refused "rows of a GPU tensor for each rank" 2 "--device cuda: goes with -
   --collective alltoall
 start refused "an unknown option" 2 "--frobnicate" -np 2 "$bench" --frobnicate
 start refused "an unknown type" 2 "must be one of bfloat16, bool, complex128, complex64, double, float, float16" "$bench" --dtype complex
-start refused "an unknown operation" 2 "must be one of adasum, average, max, min, product, sum" "$bench" --op median
+start refused "an unknown operation" 2 "must be one of adasum, average, bitand, bitor, bitxor, max, min, product, sum" "$bench" --op median
 start refused "an unknown model" 2 "must be one of bert-base, resnet18, resnet50" "$bench" --model vgg
 start refused "an unknown wire" 2 "must be one of bf16, fp16, none" "$bench" --wire int8
 start refused "an unknown rival" 2 "must be one of line, memcpy, mpi, packed" "$bench" --versus nccl
@@ -184,7 +184,7 @@ start refused "a size that is none" 2 "--max-bytes 'big'" "$bench" --max-bytes b
 start refused "sizes the wrong way round" 2 "--max-bytes 4 is below --min-bytes 1024" "$bench" -b 1K -e 4
 start refused "a factor of 1" 2 "--factor" "$bench" --factor 1
 start refused "MPI without a half" 2 "MPI has no type for float16" "$bench" --dtype float16 --versus mpi
-start refused "a sum of bool" 2 "allreduces of bool take min and max only" "$bench" --dtype bool
+start refused "a sum of bool" 2 "allreduces of bool take min, max, bitand, bitor and bitxor only" "$bench" --dtype bool
 start refused "the largest complex number" 2 "allreduces of complex64 take sum and average only" "$bench" --dtype complex64 --op max
 start refused "adasum of integers" 2 "allreduces of int32 take" "$bench" --dtype int32 --op adasum
 start refused "reducescatter by maximum" 2 "reducescatter knows sum and average only" "$bench" --collective reducescatter --op max

@@ -1,7 +1,10 @@
 // Alltoall of tensors, and its gradients with those of reducescatter.
+#include <cstdint>
+#include <limits>
 #include <numeric>
 
 #include "tests/torch_bindings/support.h"
+#include "torch_bindings/collectives/in_place.h"
 
 namespace alltoall_test {
 namespace {
@@ -80,6 +83,16 @@ TEST_CASE("alltoall: wrong splits are refused at the call and leave no trace") {
                    "cannot be divided evenly"));
   CHECK_THROWS_AS(hvd::alltoall(torch::tensor(1.0)), hvd::InvalidArgument);
   CHECK(hvd::alltoall(torch::ones({n})).output.sizes() == at::IntArrayRef({n}));
+}
+
+TEST_CASE("alltoall: received splits are int32, and int64 where they do not fit") {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  const at::Tensor fits = hvd::detail::received_splits({3, kMost}, at::kCPU);
+  CHECK(fits.scalar_type() == at::kInt);
+  CHECK(fits[1].item<std::int64_t>() == kMost);
+  const at::Tensor wide = hvd::detail::received_splits({3, kMost + 1}, at::kCPU);
+  CHECK(wide.scalar_type() == at::kLong);
+  CHECK(wide[1].item<std::int64_t>() == kMost + 1);
 }
 
 TEST_CASE("alltoall: dimensions after the first must agree") {

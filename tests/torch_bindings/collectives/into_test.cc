@@ -253,6 +253,33 @@ TEST_CASE("into: a change of the output for autograd; leaves that require a grad
   CHECK(weight.is_leaf());
 }
 
+TEST_CASE("into: options reach the operation: a deadline is looked at, and kept to") {
+  using namespace std::chrono_literals;
+  const int n = hvd::size();
+  const at::Tensor rows = torch::ones({n, 2});
+  for (const auto deadline : {std::chrono::nanoseconds(-1ns), std::chrono::nanoseconds(1min)}) {
+    const auto each = [&](const auto& work) {
+      if (deadline < 0ns) {
+        CHECK_THROWS_AS(work(), hvd::InvalidArgument);
+      } else {
+        work();
+      }
+    };
+    at::Tensor gathered = old_values({n * n, 2}), exchanged = old_values({n, 2});
+    at::Tensor scattered = old_values({1, 2});
+    each([&] { hvd::allgather_into(gathered, rows, {.deadline = deadline}); });
+    each([&] { hvd::allgather_into_async(gathered, rows, {.deadline = deadline}).wait(); });
+    each([&] { hvd::alltoall_into(exchanged, rows, {.deadline = deadline}); });
+    each([&] { hvd::alltoall_into_async(exchanged, rows, {.deadline = deadline}).wait(); });
+    each([&] { hvd::reducescatter_into(scattered, rows, {.deadline = deadline}); });
+    each([&] { hvd::reducescatter_into_async(scattered, rows, {.deadline = deadline}).wait(); });
+    const float expected = deadline < 0ns ? 77.0F : 1.0F;
+    CHECK(same(gathered, torch::full({n * n, 2}, expected)));
+    CHECK(same(exchanged, torch::full({n, 2}, expected)));
+    CHECK(same(scattered, torch::full({1, 2}, expected)));
+  }
+}
+
 TEST_CASE("into: a rank that has joined is missed") {
   if (hvd::size() == 1) return;
   if (last()) {
