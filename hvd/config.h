@@ -51,8 +51,9 @@ struct Config {
   /// Time after which such a tensor ends the job with StallTimeout
   /// (HVD_STALL_SHUTDOWN_TIME_SECONDS, default 0 = never).
   std::chrono::seconds stall_shutdown_time{0};
-  /// Silence of a host, between several hosts, that ends the world with RankFailed
-  /// (HVD_HOST_TIMEOUT_SECONDS, default 30, 0 = never; less than 3 counts as 3).
+  /// Silence of a host, or of the rank that speaks for this one, between several hosts, that ends
+  /// the world with RankFailed (HVD_HOST_TIMEOUT_SECONDS, default 30, 0 = never; less than 3 counts
+  /// as 3).
   std::chrono::seconds host_timeout{30};
 
   /// The state that optimizers and DistributedDataParallel compare with each reduction

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <map>
-#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -45,16 +43,6 @@ std::int64_t control(std::string_view name, Shape ranks, int root) {
   submission.tensors.push_back(
       {nullptr, nullptr, DataType::Int64, std::move(ranks), nullptr, true});
   return submit_and_wait(std::move(submission))->value;
-}
-
-/// The joins that have ended, by world and process set.
-struct Joins {
-  std::mutex mutex;
-  std::map<std::pair<std::uint64_t, int>, std::uint64_t> ended;
-};
-Joins& joins() {
-  static auto* const all = new Joins;  // reducers may end after statics
-  return *all;
 }
 
 }  // namespace
@@ -165,21 +153,16 @@ void remove_process_set(const ProcessSet& process_set) {
     throw InvalidArgument("remove_process_set: the global process set cannot be removed");
   const auto ranks = process_set.ranks();
   control(kRemoveProcessSet, Shape(ranks.begin(), ranks.end()), process_set.id());
-  const std::lock_guard lock(joins().mutex);
-  joins().ended.erase({current_world_number(), process_set.id()});
 }
 
 int join(const ProcessSet& process_set) {
-  const auto last = submit_and_wait(request(OpKind::Join, SetOptions{kJoin, process_set}))->value;
-  const std::lock_guard lock(joins().mutex);
-  ++joins().ended[{current_world_number(), process_set.id()}];
-  return static_cast<int>(last);
+  return static_cast<int>(
+      submit_and_wait(request(OpKind::Join, SetOptions{kJoin, process_set}))->value);
 }
 
 bool note_joins(const ProcessSet& process_set, std::uint64_t& noted) {
-  const std::lock_guard lock(joins().mutex);
-  const auto found = joins().ended.find({current_world_number(), process_set.id()});
-  const std::uint64_t ended = found == joins().ended.end() ? 0 : found->second;
+  const auto world = current_world_if_any();
+  const auto ended = world ? world->engine->negotiator().sets().joins(process_set.id()) : 0;
   return std::exchange(noted, ended) != ended;
 }
 

@@ -361,8 +361,8 @@ void Engine::fail_everything(const Turn& turn, const Status& failure) noexcept {
 
 void Engine::abort(const Status& why) {
   const LibraryCall inside;
-  const EngineLock lock(mutex_);
-  if (!submitter_.is_over()) board_.set_failure(why);
+  // without the mutex, whose owner may wait for what this ends
+  if (!stopped_cleanly_.load()) board_.set_failure(why);
 }
 
 bool Engine::desert(const Status& why) noexcept {

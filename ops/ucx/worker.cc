@@ -93,16 +93,13 @@ void UcxWorker::be_quiet() {
   std::array<char, 32> level{};
   if (api_.get_global_option(kLogLevel, level.data(), level.size()) != UCS_OK) return;
   const std::string_view said = level.data();
-  is_quiet_ =
-      (said == "WARN" || said == "warn") && api_.set_global_option(kLogLevel, "fatal") == UCS_OK;
+  if (said == "WARN" || said == "warn") api_.set_global_option(kLogLevel, "fatal");
 }
 
 UcxWorker::~UcxWorker() {
   close_endpoints();
   api_.worker_destroy(worker_);
   api_.cleanup(context_);
-  // others of this process may use UCX too
-  if (is_quiet_) api_.set_global_option(kLogLevel, "warn");
 }
 
 void UcxWorker::keep(std::shared_ptr<void> memory) noexcept {

@@ -67,7 +67,7 @@ class UcxWorker {
   };
   /// From now on errors are thrown, and what UCX would print of them besides, and of connections
   /// that end, is left out; unless UCX_LOG_LEVEL asks for it. What is wrong with the configuration
-  /// has been printed.
+  /// has been printed. For good: the level is the process's, and other worlds of it may go on.
   void be_quiet();
   static void lose_endpoint(void* peer, ucp_ep_h endpoint, ucs_status_t status);
   void lose(Peer& peer, ucs_status_t status);
@@ -80,7 +80,6 @@ class UcxWorker {
   std::vector<Peer> peers_;  // by rank; stay where they are
   bool any_lost_ = false;
   bool has_abandoned_ = false;
-  bool is_quiet_ = false;  // it was this worker that lowered the level
   ucs_status_ptr_t flushing_ = nullptr;
   std::vector<std::shared_ptr<void>> kept_;
 };

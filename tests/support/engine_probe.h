@@ -12,6 +12,12 @@ class EngineProbe {
  public:
   /// The coordination thread ends as if the process had been killed.
   static void die(Engine& engine) { engine.loop_.die(); }
+  /// Calls `work` while this thread has the engine's mutex.
+  template <class Work>
+  static void hold_mutex(Engine& engine, const Work& work) {
+    const EngineLock lock(engine.mutex_);
+    work();
+  }
   /// Returns how many batches and rounds of this rank took the way.
   static std::uint64_t taken(const Engine& engine, RouteChoice way) {
     const auto& stats = *engine.parts_.stats;

@@ -21,6 +21,8 @@ constexpr std::chrono::seconds kSilence = 10s;
 constexpr auto kGraceForCulprits = 2s;  // whoever can name them has the first word
 constexpr auto kLateInterval = 20ms;    // how often it is looked whether the leaders have
 constexpr int kLooks = 10;              // at a rank, before it is taken to live
+// of time that counts: a process that was stopped itself has not waited meanwhile
+constexpr auto kMostAtOnce = 1s;
 
 /// " (fc.weight and 3 more)", of a group whose members have names.
 std::string describe_members(const Submission& submission) {
@@ -36,11 +38,11 @@ std::string describe_members(const Submission& submission) {
 void Health::look(const Turn& /*turn*/) noexcept {
   const auto now = Clock::now();
   if (now - last_look_ < kLookInterval && now < next_deadline()) return;
-  last_look_ = now;
+  const auto since_last_look = now - std::exchange(last_look_, now);
   Board& board = *parts_.board;
   try {
     if (board.failed()) return next_deadline_.store(Entry::kNever.time_since_epoch().count());
-    if (board.end_if_one_died()) return;
+    if (board.end_if_one_died() || end_if_leader_is_silent(since_last_look)) return;
     const EngineLock lock(mutex_);
     look_for_conflicts();
     deadlocks_.look();
@@ -51,6 +53,27 @@ void Health::look(const Turn& /*turn*/) noexcept {
   } catch (...) {
     board.set_failure(status_of_current_exception());
   }
+}
+
+/// Ends the world if the leader, a rank of this host, is silent for as long as hosts may be: the
+/// others take this host for lost then. Returns whether it is.
+bool Health::end_if_leader_is_silent(Clock::duration since_last_look) {
+  const Config& config = parts_.config;
+  if (!parts_.alarm || config.host_timeout == 0s) return false;
+  const auto beats = parts_.board->beats(0);
+  const bool is_silent = std::exchange(leader_beats_, beats) == beats && beats != 0;
+  leader_silence_ = is_silent
+                        ? leader_silence_ + std::min<Clock::duration>(since_last_look, kMostAtOnce)
+                        : Clock::duration(0);
+  if (leader_silence_ < std::max(config.host_timeout, Heartbeat::kMissed)) return false;
+  parts_.board->set_failure(
+      {Status::Code::RankFailed,
+       formatted("nothing has come from rank {}, which speaks for its host, for {} s: {} "
+                 "(HVD_HOST_TIMEOUT_SECONDS={})",
+                 parts_.topology.domain_ranks.front(),
+                 std::chrono::duration_cast<std::chrono::seconds>(leader_silence_).count(),
+                 kIsStopped, config.host_timeout.count())});
+  return true;
 }
 
 void Health::look_for_conflicts() {

@@ -1,8 +1,9 @@
 #pragma once
 /// Looks now and then for what would keep a world waiting for ever: ranks that have died,
-/// operations that wait too long, different operations under one name, and ranks that wait for one
-/// another. The thread that has the turn calls it; what it finds ends the world or is logged. A
-/// FailureMessenger then tells the other domains. Never throws.
+/// operations that wait too long, different operations under one name, ranks that wait for one
+/// another, and hosts that are silent; also that of this rank, of which the others can tell its
+/// leader alone. The thread that has the turn calls it; what it finds ends the world or is logged.
+/// A FailureMessenger then tells the other domains. Never throws.
 // Tested in tests/hvd/engine/failure_messenger_test.cc, tests/hvd/engine/engine_test.cc
 
 #include <atomic>
@@ -49,6 +50,7 @@ class Health {
 
  private:
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }
+  bool end_if_leader_is_silent(Clock::duration since_last_look);
   void look_for_conflicts() HVD_REQUIRES(engine_mutex);
   void report_stalls() HVD_REQUIRES(engine_mutex);
   void report_late_messages() HVD_REQUIRES(engine_mutex);
@@ -84,7 +86,10 @@ class Health {
   Deadlocks deadlocks_ HVD_GUARDED_BY(engine_mutex);
   std::map<int, Clock::time_point> silence_reported_ HVD_GUARDED_BY(engine_mutex);  ///< by domain
   std::atomic<Clock::rep> next_deadline_{Entry::kNever.time_since_epoch().count()};
-  Clock::time_point last_look_ = Clock::now();  // of the thread that has the turn
+  // of the thread that has the turn
+  Clock::time_point last_look_ = Clock::now();
+  std::uint64_t leader_beats_ = 0;     ///< at the last look
+  Clock::duration leader_silence_{0};  ///< for so long there were no more
   std::uint64_t seen_stuck_marks_ HVD_GUARDED_BY(engine_mutex) = 0;
 };
 

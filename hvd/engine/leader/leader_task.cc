@@ -130,6 +130,7 @@ bool LeaderTask::drive(const Turn& /*turn*/) {
   progressed = (tree_.is_root() ? tree_.send() : tree_.advance()) || progressed;
   progressed = direct_.drive(tree_) || progressed;
   heartbeat_.beat();
+  parts_.board->beat();
   if (progressed) last_traffic_ = Clock::now();
   return progressed;
 }
@@ -158,6 +159,7 @@ void LeaderTask::drain(const Turn& /*turn*/) noexcept {
 }
 
 bool LeaderTask::drive_direct(const Turn& /*turn*/) {
+  parts_.board->beat();
   if (direct_.look(tree_)) last_traffic_ = Clock::now();
   return noted_.empty() && !direct_.has_others();
 }

@@ -74,8 +74,6 @@ class Submitter {
   [[nodiscard]] bool is_stopping() const HVD_REQUIRES(engine_mutex) {
     return stopping_ || !over_.ok();
   }
-  /// Returns whether nothing can be pending any more.
-  [[nodiscard]] bool is_over() const HVD_REQUIRES(engine_mutex) { return !over_.ok(); }
   /// Ends what waits in the queue, and whatever comes, with `status`, or with what was said first.
   void refuse_all(const Status& status) HVD_REQUIRES(engine_mutex);
   /// Ends submissions that the queue had.

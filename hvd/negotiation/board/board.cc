@@ -78,11 +78,15 @@ bool Board::is_dead(int rank) {
   return result == EOWNERDEAD || result == ENOTRECOVERABLE;
 }
 
-void Board::leave() { view_.area(view_.self()).left.store(1, std::memory_order_release); }
-bool Board::all_left() const {
-  for (int rank = 0; rank < view_.ranks(); ++rank)
-    if (view_.area(rank).left.load(std::memory_order_acquire) == 0) return false;
-  return true;
+void Board::beat() {
+  auto& beats = view_.area(view_.self()).beats;
+  beats.store(beats.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+std::uint64_t Board::beats(int rank) const {
+  const board_layout::RankArea& other = view_.area(rank);
+  return other.left.load(std::memory_order_acquire) != 0
+             ? 0
+             : other.beats.load(std::memory_order_relaxed);
 }
 
 void Board::set_failure(const Status& status) {

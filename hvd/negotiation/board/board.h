@@ -83,9 +83,10 @@ class Board {
   bool end_if_one_died();
   /// Returns whether the rank with this index has died without leaving.
   [[nodiscard]] bool is_dead(int rank);
-  /// This rank reads and writes the board no more; the others may go on.
-  void leave();
-  [[nodiscard]] bool all_left() const;
+  /// This rank, which leads the domain, goes on; to be said again and again. One thread at a time.
+  void beat();
+  /// Returns how often that rank has said so; 0 if it never has, or has left.
+  [[nodiscard]] std::uint64_t beats(int rank) const;
 
   /// The failure that ended this world. The first one said stays; `failed()` holds once this has
   /// returned, whoever was first.

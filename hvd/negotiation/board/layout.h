@@ -76,6 +76,7 @@ struct alignas(64) RankArea {
   std::atomic<std::int64_t> late_deadline{0};      ///< that deadline, in ns after the submission
   std::atomic<std::uint64_t> late_round{0};        ///< its `arrived_round`, once all of that is
                                                    ///< written; 0: never, or it is being written
+  std::atomic<std::uint64_t> beats{0};             ///< how often it has said that it goes on
 };
 
 struct alignas(64) SlotHead {

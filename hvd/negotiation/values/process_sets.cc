@@ -103,6 +103,12 @@ std::shared_ptr<const ProcessSetInfo> ProcessSets::share(int id) const {
   return found == nullptr || found->removed ? nullptr : found->info;
 }
 
+std::uint64_t ProcessSets::joins(int id) const {
+  const std::shared_lock lock(mutex_);
+  const Set* const found = find(id);
+  return found == nullptr ? 0 : found->joins.load();
+}
+
 const std::vector<int>* ProcessSets::ranks_unless_removed(int id) const {
   if (id < 0 || id >= next_id_) throw WireError("unknown process set");
   const Set* const found = find(id);

@@ -2,10 +2,11 @@
 /// The process sets that a rank's table knows: which there are, who is in them, which have been
 /// removed, and who has joined. Sets come and go by records of the log, so that all ranks of a
 /// domain have the same. An id is never given again; the number, by which backends tell sets apart,
-/// is. Any thread may ask whether there is a set, and for it. All else is for the thread that has
-/// the engine's mutex. Never blocks for long.
+/// is. Any thread may ask whether there is a set, for it, and for its joins. All else is for the
+/// thread that has the engine's mutex. Never blocks for long.
 // Tested in tests/hvd/engine/engine_ops_test.cc, tests/system/forgetting_test.cc
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -42,6 +43,8 @@ class ProcessSets {
   [[nodiscard]] const ProcessSetInfo& info(int id) const;
   /// Returns the set, or null if there is none, or none any more.
   [[nodiscard]] std::shared_ptr<const ProcessSetInfo> share(int id) const;
+  /// Returns how often all ranks of the set have joined; 0 if there is none.
+  [[nodiscard]] std::uint64_t joins(int id) const;
 
   // ---- under the engine's mutex; all but `ranks_unless_removed` throw WireError if the set is not
   // there
@@ -59,7 +62,10 @@ class ProcessSets {
   /// Records that a rank has joined, if it had not before.
   void join(int id, int rank);
   /// Records that all ranks have joined: they take part again.
-  void end_join(int id) { at(id).joined.clear(); }
+  void end_join(int id) {
+    at(id).joined.clear();
+    ++at(id).joins;
+  }
   /// Adds a set with these global ranks, which ascend, and returns its id.
   int add(std::vector<int> ranks);
   /// Records that the set is removed, by the record that ends at this position of the log.
@@ -80,6 +86,7 @@ class ProcessSets {
     std::uint32_t local_members = 0;
     std::vector<int> joined;
     int last_joined = -1;
+    std::atomic<std::uint64_t> joins{0};
     bool removed = false;
     std::uint64_t removed_at = 0;
   };
@@ -89,7 +96,7 @@ class ProcessSets {
   [[nodiscard]] Set& at(int id);
 
   const Topology& topology_;
-  // guards the list and `removed`; the rest is for the engine's mutex
+  // guards the list and `removed`; the rest, but for `joins`, is for the engine's mutex
   mutable std::shared_mutex mutex_;
   std::vector<std::unique_ptr<Set>> sets_;  // by id, ascending
   int next_id_ = 0;

@@ -268,6 +268,7 @@ TEST_CASE("a rank that has joined counts as zeros, and the one that joins last i
           CHECK(said.starts_with("Joined: broadcast 'lonely': rank"));
         }
         CHECK(join(engine) == n - 1);
+        CHECK(engine.negotiator().sets().joins(0) == static_cast<std::uint64_t>(round + 1));
         std::vector<float> values{1};
         run(engine, allreduce_of(values, "after", DataType::Float32));
         CHECK(values[0] == static_cast<float>(n));

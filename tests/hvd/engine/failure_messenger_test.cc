@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "hvd/backend.h"
+#include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "tests/support/endless_backend.h"
 #include "tests/support/engine_probe.h"
@@ -67,6 +68,24 @@ class HeldLine final : public Transport {
  private:
   std::unique_ptr<Transport> wire_;
   const std::atomic<bool>& held_;
+};
+
+/// Keeps who asks for what has come, and with it all that drives the rank, while `stopped` says so.
+class StoppedLine final : public Transport {
+ public:
+  StoppedLine(std::unique_ptr<Transport> wire, const std::atomic<bool>& stopped)
+      : wire_(std::move(wire)), stopped_(stopped) {}
+  [[nodiscard]] int domain() const override { return wire_->domain(); }
+  [[nodiscard]] int domains() const override { return wire_->domains(); }
+  void send(int to, SharedBytes message) override { wire_->send(to, std::move(message)); }
+  std::optional<Message> receive() override {
+    while (stopped_.load()) std::this_thread::sleep_for(1ms);
+    return wire_->receive();
+  }
+
+ private:
+  std::unique_ptr<Transport> wire_;
+  const std::atomic<bool>& stopped_;
 };
 
 /// A world of two hosts whose limits are as long as a beat, and in which nothing comes for longer
@@ -245,6 +264,22 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("the world may be ended while another thread of the rank keeps the engine's mutex") {
+  for (const int domains : {1, 2}) {
+    CAPTURE(domains);
+    ThreadWorld world({.size = 2, .domains = domains, .config = {.log_level = LogLevel::Off}});
+    std::atomic<int> told{0};
+    world.run([&](int rank, Engine& engine) {
+      if (rank == 1)
+        EngineProbe::hold_mutex(engine, [&] {
+          std::thread([&] { engine.abort({Status::Code::RankFailed, "rank 1 ends it"}); }).join();
+        });
+      told += text_of_failure<RankFailed>(engine, rank, {"pending"}) == "rank 1 ends it" ? 1 : 0;
+    });
+    CHECK(told == 2);
+  }
+}
+
 TEST_CASE("the world may be ended while all but one wait for its end, and not once it has ended") {
   for (const int domains : {1, 2, 3}) {
     CAPTURE(domains);
@@ -344,6 +379,60 @@ TEST_CASE(
       "nothing has come from rank 1 for 3 s: their host may be frozen, without power or cut off "
       "(HVD_HOST_TIMEOUT_SECONDS=1)";
   CHECK(told_of_silence<RankFailed>({.stall_check_disable = true, .host_timeout = 1s}, who) == 2);
+}
+
+TEST_CASE(
+    "a leader that is stopped is lost to its own host as its host is to the others, whether a rank "
+    "waits for it or not") {
+  for (const int leader : {0, 2}) {
+    CAPTURE(leader);
+    std::atomic<bool> stopped{false};
+    std::atomic<int> told{0};
+    WorldOptions options{
+        .size = 4,
+        .domains = 2,
+        .config = {.stall_check_disable = true, .host_timeout = 1s, .log_level = LogLevel::Off}};
+    options.customize = [&](int rank, EngineParts& parts) {
+      if (rank == leader)
+        parts.transport = std::make_unique<StoppedLine>(std::move(parts.transport), stopped);
+    };
+    ThreadWorld world(std::move(options));
+    world.run([&](int rank, Engine& engine) {
+      CHECK(text_of_failure<RankFailed>(engine, rank, {"before"}) == "nothing was thrown");
+      if (rank == leader) {
+        stopped = true;
+        while (told < 3) std::this_thread::sleep_for(1ms);
+        stopped = false;
+        return;
+      }
+      const bool is_idle = leader == 2;
+      while (is_idle && !engine.has_failed()) std::this_thread::sleep_for(1ms);
+      const std::string text = text_of_failure<RankFailed>(engine, rank, {"after"});
+      ++told;
+      CAPTURE(text);
+      const auto expected =
+          rank / 2 == leader / 2
+              ? formatted("nothing has come from rank {}, which speaks for its host, for ", leader)
+              : formatted("nothing has come from ranks {}-{} for ", leader, leader + 1);
+      CHECK(text.starts_with(expected));
+      CHECK(text.ends_with("(HVD_HOST_TIMEOUT_SECONDS=1)"));
+    });
+  }
+}
+
+TEST_CASE("a leader that has ended in order is not lost to a rank of its host that lasts longer") {
+  ThreadWorld world({.size = 4, .domains = 2, .config = {.host_timeout = 1s}});
+  std::atomic<int> in_order{0};
+  world.run(
+      [&](int rank, Engine& engine) {
+        if (rank == 1) {
+          engine.leave(0ms);
+          std::this_thread::sleep_for(3500ms);
+        }
+        in_order += engine.shutdown() ? 1 : 0;
+      },
+      false);
+  CHECK(in_order == 4);
 }
 
 TEST_CASE("a host is not silent before some of its beats are missing, whatever the limits") {

@@ -2,9 +2,12 @@
 
 #include "ops/p2p/transport.h"
 
+#include <dlfcn.h>
 #include <doctest/doctest.h>
 
+#include <array>
 #include <numeric>
+#include <string_view>
 #include <thread>
 
 #include "tests/support/mpi_world.h"
@@ -62,6 +65,26 @@ TEST_CASE(
     MPI_Barrier(MPI_COMM_WORLD);
     transport.receive();
   }
+}
+
+TEST_CASE("UCX prints no more than before where one world ends and another one goes on") {
+  if (Config::from_environment().wire != Wire::Ucx) return;
+  MakePointToPoint ended = open_wire();
+  const MakePointToPoint going_on = open_wire();
+  ended = nullptr;
+  void* const library = ::dlopen("libucs.so.0", RTLD_LAZY | RTLD_NOLOAD);
+  REQUIRE(library != nullptr);
+  using GetOption = int(const char* name, char* value, std::size_t size);
+  void* const found = ::dlsym(library, "ucs_global_opts_get_value");
+  REQUIRE(found != nullptr);
+  auto* const get = reinterpret_cast<GetOption*>(found);
+  std::array<char, 32> level{};
+  CHECK(get("LOG_LEVEL", level.data(), level.size()) == 0);
+  CAPTURE(level.data());
+  CHECK(std::string_view(level.data()) != "WARN");
+  CHECK(std::string_view(level.data()) != "warn");
+  ::dlclose(library);
+  MPI_Barrier(MPI_COMM_WORLD);
 }
 
 }  // namespace hvd::test

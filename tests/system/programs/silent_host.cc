@@ -2,6 +2,7 @@
 // and nothing is closed.
 //   silent_host WHAT SECONDS FILE
 //     flight     the others wait for an allreduce meanwhile
+//     leader     the same, but only the last host's first rank falls silent
 //     idle       they have nothing to do with one another for so many seconds, and then make one
 //     computes   nobody falls silent: the ranks compute for so many seconds, with more threads than
 //                there are cores, and then make one
@@ -82,7 +83,8 @@ int main(int /*argc*/, char** argv) {
   hvd::init();
   const int rank = hvd::rank();
   for (int step = 0; step < 5; ++step) sum("step");
-  const bool is_silent = what != "computes" && hvd::cross_rank() == hvd::cross_size() - 1;
+  const bool is_silent = what != "computes" && hvd::cross_rank() == hvd::cross_size() - 1 &&
+                         (what != "leader" || hvd::local_rank() == 0);
   hvd::barrier();
   const auto begin = Clock::now();
   int status = 0;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A host that falls silent, as one without power or network does, ends the world of the others with its name after HVD_HOST_TIMEOUT_SECONDS, 30 by
-# default, whether they wait for it or not, and they can end. Hosts whose ranks compute, with more threads than cores, are not silent.
+# default, whether they wait for it or not, and they can end. So does its leader alone, for its own host too. Hosts whose ranks compute, with more
+# threads than cores, are not silent.
 # Usage: silent_host.sh BUILD_FOLDER
 # timeout: 300
 set -uo pipefail
@@ -43,6 +44,7 @@ silence() { echo "^rank [0-9]: RankFailed after [0-9]+ s: nothing has come from 
 start hosts "by default, while the others wait" "" 2,1 2 "$(silence "rank 2" "3[0-9]" 30)" flight 0
 start hosts "by default, while they are idle" "" 1,2 1 "$(silence "ranks 1-2" "3[0-9]" 30)" idle 45
 start hosts "after 3 s, while the others wait" 3 2,2 2 "$(silence "ranks 2-3" "[3-9]" 3)" flight 0
+start hosts "after 4 s, also to its own host, where its leader alone is silent" 4 2,2 3 "$(silence "ranks? 2(-3|, .*)?" "[4-9]" 4)" leader 0
 start hosts "after 5 s, while they are idle, on three hosts" 5 1,1,1 2 "$(silence "rank 2" "[5-9]" 5)" idle 20
 start hosts "hosts whose ranks compute" 8 2,2 4 "^rank [0-3] has ended" computes 20
 finish_cases
