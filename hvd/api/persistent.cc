@@ -45,11 +45,7 @@ void PersistentCall::start() {
   if (is_small_) op_ = engine_->small_calls().start(call_, After::Repeat);
   if (op_) return;
   const WorldScope scope(world_, WorldScope::kAlsoGlobal);
-  if (engine() != engine_)
-    throw InvalidArgument(
-        formatted("{} '{}': hvd::shutdown() and hvd::init() have been called since the persistent "
-                  "operation was made; make it anew",
-                  name_of(submission_.kind), display_name(submission_.name)));
+  require_same_engine(engine_, submission_.kind, submission_.name);
   pending_ = engine_->submit(submission_, After::Repeat);
 }
 
@@ -65,6 +61,15 @@ void PersistentCall::wait() {
 bool PersistentCall::done() const {
   if (!is_under_way()) return true;
   return engine_->poll(op_ ? *op_->pending : *pending_);
+}
+
+void require_same_engine(const std::shared_ptr<Engine>& made_with, OpKind kind,
+                         const std::string& name) {
+  if (engine() == made_with) return;
+  throw InvalidArgument(
+      formatted("{} '{}': hvd::shutdown() and hvd::init() have been called since the persistent "
+                "operation was made; make it anew",
+                name_of(kind), display_name(name)));
 }
 
 void refuse_second_start(OpKind kind, const std::string& name) {

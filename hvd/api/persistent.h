@@ -57,6 +57,10 @@ void make_name(Engine& running, OpKind kind, Options& options) {
   if (options.name.empty()) options.name = running.persistent_name(options.process_set.id(), kind);
 }
 
+/// Throws InvalidArgument unless the operation was made with the engine that this thread's calls
+/// mean: the library was started anew since.
+HVD_BETWEEN_LIBRARIES void require_same_engine(const std::shared_ptr<Engine>& made_with,
+                                               OpKind kind, const std::string& name);
 /// Throws InvalidArgument: `start()` of an operation that is under way.
 [[noreturn]] HVD_BETWEEN_LIBRARIES void refuse_second_start(OpKind kind, const std::string& name);
 

@@ -435,6 +435,10 @@ void run_devices() {
           "(one GPU or one rank: tensors on another GPU, and contexts there, were not tried)\n");
     return;
   }
+  Linear sent(2, 2);
+  sent->to(own);
+  expect(hvd::broadcast_object(sent, 0)->weight.device() == own,
+         "a module that another rank sends to stay on this rank's GPU");
   const int other = (own.index() + 1) % static_cast<int>(torch::cuda::device_count());
   // Before this rank itself makes a tensor elsewhere.
   expect(!c10::cuda::hasPrimaryContext(static_cast<c10::DeviceIndex>(other)),

@@ -9,7 +9,6 @@
 
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
-#include "hvd/negotiation/values/signature.h"
 #include "torch_bindings/checkpoint/checkpoint_contents.h"
 #include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/objects.h"
@@ -165,6 +164,17 @@ std::unique_ptr<detail::FreshFile> written(OutputArchive& archive, const std::st
   return fresh;
 }
 
+/// Calls what compares the ranks: its Mismatch names the file, and not what compares.
+template <class Compare>
+void with_path(const std::string& path, const Compare& compare) {
+  try {
+    compare();
+  } catch (const Mismatch& error) {
+    const std::string text = error.what();
+    throw Mismatch(formatted("checkpoint {}: {}", path, text.substr(text.find(": ") + 2)));
+  }
+}
+
 /// Throws Mismatch on all ranks unless all have the same parameters.
 void check_replicas(const std::string& path, const torch::nn::Module& module,
                     const ProcessSet& set) {
@@ -174,12 +184,7 @@ void check_replicas(const std::string& path, const torch::nn::Module& module,
     if (item.value().defined()) named.emplace_back(item.key(), item.value());
   ReplicaComparer comparer("checkpoint", set);
   comparer.watch(named);
-  try {
-    comparer.check();
-  } catch (const Mismatch& error) {  // it counts steps, and these are not the user's
-    const std::string text = error.what();
-    throw Mismatch(formatted("checkpoint {}: {}", path, text.substr(text.find(": ") + 2)));
-  }
+  with_path(path, [&] { comparer.check(); });  // it counts steps, and these are not the user's
 }
 
 }  // namespace
@@ -208,35 +213,17 @@ void Checkpoint::check_alike(const torch::nn::Module& module,
                              Parts parts) const {
   std::vector<std::string> types;
   for (const auto& part : parts) types.push_back(part.type());
-  std::vector<std::string> mine{
-      formatted("step {}", step),
-      types.empty() ? "no parts" : formatted("parts {}", joined(types, ", ")),
-      options_.average_buffers ? "average_buffers" : "no average_buffers",
-      detail::is_sharded(optimizer) ? "a sharded optimizer" : "an optimizer that is not sharded"};
-  for (const auto& buffer : module.named_buffers()) {
-    const at::Tensor& tensor = buffer.value();
-    mine.push_back(formatted("buffer '{}' is {}", buffer.key(),
-                             tensor.defined()
-                                 ? formatted("{} {}", c10::toString(tensor.scalar_type()),
-                                             to_string(tensor.sizes().vec()))
-                                 : "undefined"));
-  }
-  const auto all = allgather_object(mine, options_.process_set);
-  std::size_t same = all.front().size();
-  for (const auto& theirs : all)
-    same = std::min(same,
-                    static_cast<std::size_t>(std::mismatch(theirs.begin(), theirs.end(),
-                                                           all.front().begin(), all.front().end())
-                                                 .first -
-                                             theirs.begin()));
-  std::vector<std::string> said;
-  for (const auto& theirs : all)
-    said.push_back(same < theirs.size() ? theirs[same] : "no further buffer");
-  if (std::all_of(said.begin(), said.end(),
-                  [&](const auto& words) { return words == said.front(); }))
-    return;
-  throw Mismatch(formatted("checkpoint {}: what the ranks save differs: {}", path_,
-                           grouped_by_rank(options_.process_set.ranks(), said)));
+  detail::Statements mine{
+      {"the step", formatted("{}", step)},
+      {"the list of parts", types.empty() ? "empty" : joined(types, ", ")},
+      {"average_buffers", options_.average_buffers ? "true" : "false"},
+      {"the optimizer", detail::is_sharded(optimizer) ? "sharded" : "not sharded"}};
+  std::size_t place = 0;
+  for (const auto& [name, buffer] : named_buffers(module))
+    mine.emplace_back(
+        formatted("buffer {} '{}'", place++, name),
+        formatted("{} {}", c10::toString(buffer.scalar_type()), to_string(buffer.sizes().vec())));
+  with_path(path_, [&] { detail::agree_on("checkpoint", mine, options_.process_set); });
 }
 
 /// Returns the tensors that belong to this rank alone, as they are: to be saved, or to be filled.
@@ -269,7 +256,7 @@ void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer&
     if (options_.average_buffers) means.emplace(module, set);
   });
   std::string failure, packed;
-  try {
+  try {  // where it fails, this rank takes part in the rest, up to where all hear of it
     if (options_.random_state)
       for (const auto& generator : generators(device_of(module)))
         mine.random.push_back(generator.get_state());
@@ -278,7 +265,6 @@ void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer&
   } catch (...) {
     failure = detail::words_of_current_exception();
   }
-  agree(failure);
   // to the one that writes: all have as much as the model
   const auto of_ranks = detail::gather_text(packed, set);
 
@@ -416,7 +402,6 @@ std::int64_t Checkpoint::read(torch::nn::Module& module, torch::optim::Optimizer
   return contents.step;
 }
 
-/// Fills what belongs to this rank alone.
 void Checkpoint::fill_own(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
                           Parts parts, const Contents& contents) const {
   const OfRank& mine = contents.mine;

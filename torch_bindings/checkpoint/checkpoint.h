@@ -23,11 +23,9 @@
 /// into a tied one if the values are equal.
 ///
 /// One thread at a time uses it; all functions are collective over the process set. They throw
-/// CheckpointError on all ranks if any rank fails, with that rank's reason, the old file and the
-/// program's state as they were, and Mismatch on all ranks if what they save differs. `save`
-/// refuses ranks of which only some shard their optimizer, or have other buffers, and an optimizer
-/// of the user's own with a state that nothing can write; `load` refuses a file that does not fit.
-/// Nothing stays open.
+/// CheckpointError on all ranks if any rank fails (to read a file that does not fit, say), with
+/// that rank's reason, the old file and the program's state as they were, and Mismatch on all ranks
+/// if what they save differs. Nothing stays open.
 
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
@@ -97,64 +95,46 @@ class Checkpoint {
   /// rank's are written. All ranks must have the same parameters: Mismatch on all if they differ,
   /// as DistributedOptimizer::check_replicas() throws it, unless HVD_REPLICA_GUARD is off. Throws
   /// Mismatch, on all ranks, if their buffers differ in number, name, shape or type, naming the
-  /// first that does, if their steps do, or if only some ranks shard the optimizer. An optimizer of
+  /// first that do, if their steps do, or if only some ranks shard the optimizer. An optimizer of
   /// the user's own is saved by its `save`, and by the `serialize` of its options and states, its
   /// learning rate by get_lr; CheckpointError on all ranks if it has a state and overrides neither.
   /// `module`: a module, or what holds one: a ModuleHolder, such as torch::nn::Linear, or a
   /// std::shared_ptr; InvalidArgument, on that rank, for a null pointer.
   template <detail::HoldsModule Held>
   void save(const Held& module, torch::optim::Optimizer& optimizer, std::int64_t step,
-            const Extra& extra = {}) const {
-    write(detail::held_module(module, "Checkpoint"), optimizer, step, extra, {});
+            const Extra& extra = {}, std::initializer_list<CheckpointPart> parts = {}) const {
+    write(detail::held_module(module, "Checkpoint"), optimizer, step, extra,
+          {parts.begin(), parts.size()});
   }
   /// Writes parts of the run besides, in this order: `save(net, optimizer, step, {schedule,
-  /// scaler})`. Throws Mismatch, on all ranks, if they give other ones.
+  /// scaler})`, also after what else belongs to the run. Throws Mismatch, on all ranks, if they
+  /// give other ones.
   template <detail::HoldsModule Held>
   void save(const Held& module, torch::optim::Optimizer& optimizer, std::int64_t step,
             std::initializer_list<CheckpointPart> parts) const {
-    write(detail::held_module(module, "Checkpoint"), optimizer, step, {},
-          {parts.begin(), parts.size()});
-  }
-  /// Writes both.
-  template <detail::HoldsModule Held>
-  void save(const Held& module, torch::optim::Optimizer& optimizer, std::int64_t step,
-            const Extra& extra, std::initializer_list<CheckpointPart> parts) const {
-    write(detail::held_module(module, "Checkpoint"), optimizer, step, extra,
-          {parts.begin(), parts.size()});
+    save(module, optimizer, step, {}, parts);
   }
   /// Fills both, in place, on all ranks, and returns the step. The first rank reads the file, so
   /// that those of the others, on disks of their own, do not matter. Nothing is changed on any rank
   /// unless module and optimizer fit the file on all: also the order of the optimizer's parameters,
   /// as far as they are the module's. The state of an optimizer that overrides neither `save` nor
-  /// `load` can be read only where it has a state already, of which LibTorch can make copies.
-  template <detail::HoldsModule Held>
-  std::int64_t load(Held&& module, torch::optim::Optimizer& optimizer) const {
-    Extra extra;
-    return read(detail::held_module(module, "Checkpoint"), optimizer, extra, {});
-  }
-  /// Fills the parts too: those that `save` was given, of the same types and in the same order;
+  /// `load` can be read only where it has a state already, of which LibTorch can make copies. It
+  /// fills the parts too: those that `save` was given, of the same types and in the same order;
   /// CheckpointError on all ranks for others. A file that has parts can be loaded without any. If
   /// one cannot be filled, none is changed, nor anything else.
   template <detail::HoldsModule Held>
   std::int64_t load(Held&& module, torch::optim::Optimizer& optimizer,
-                    std::initializer_list<CheckpointPart> parts) const {
+                    std::initializer_list<CheckpointPart> parts = {}) const {
     Extra extra;
-    return read(detail::held_module(module, "Checkpoint"), optimizer, extra,
-                {parts.begin(), parts.size()});
+    return load(module, optimizer, extra, parts);
   }
-  /// @{
-  /// Do the same, with what else belongs to the run.
-  template <detail::HoldsModule Held>
-  std::int64_t load(Held&& module, torch::optim::Optimizer& optimizer, Extra& extra) const {
-    return read(detail::held_module(module, "Checkpoint"), optimizer, extra, {});
-  }
+  /// Does the same, with what else belongs to the run.
   template <detail::HoldsModule Held>
   std::int64_t load(Held&& module, torch::optim::Optimizer& optimizer, Extra& extra,
-                    std::initializer_list<CheckpointPart> parts) const {
+                    std::initializer_list<CheckpointPart> parts = {}) const {
     return read(detail::held_module(module, "Checkpoint"), optimizer, extra,
                 {parts.begin(), parts.size()});
   }
-  /// @}
 
   /// Returns only the extra state, for a look at it before anything is changed.
   [[nodiscard]] Extra read_extra() const;

@@ -70,7 +70,6 @@ void write_parts(torch::serialize::OutputArchive& archive, std::span<const Check
 std::vector<torch::serialize::InputArchive> find_parts(torch::serialize::InputArchive& archive,
                                                        std::span<const CheckpointPart> parts);
 
-/// Fills parts, and gives them back what they had.
 class PartsLoad {
  public:
   explicit PartsLoad(std::span<const CheckpointPart> parts) : parts_(parts) {}

@@ -76,7 +76,6 @@ class FirstFailure {
   /// Notes it in the place of one from before, which it explains.
   void replace() { first_ = std::current_exception(); }
   explicit operator bool() const { return first_ != nullptr; }
-  /// Throws the failure, if there is one.
   void rethrow() const {
     if (first_) std::rethrow_exception(first_);
   }

@@ -22,7 +22,6 @@ namespace hvd::detail {
 /// it.
 class GradientRule {
  public:
-  /// Makes no rule.
   GradientRule() = default;
   /// Makes a rule that is followed in the world that is current now, in whatever thread.
   template <class Function, class = std::enable_if_t<std::is_invocable_r_v<

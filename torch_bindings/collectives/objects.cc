@@ -116,6 +116,18 @@ void require_end(std::istream& in) {
   if (left_in(in) > 0) refuse_contents();
 }
 
+void fill_in_place(torch::nn::Module& module,
+                   const std::function<void(std::optional<at::Device>)>& load) {
+  std::vector<std::pair<at::Tensor, at::Device>> places;
+  for (const auto& tensors : {module.parameters(), module.buffers()})
+    for (const auto& tensor : tensors)
+      if (tensor.defined() && !tensor.is_meta()) places.emplace_back(tensor, tensor.device());
+  load(places.empty() ? std::nullopt : std::optional(places.front().second));
+  const at::NoGradGuard no_gradient;
+  for (auto& [tensor, device] : places)
+    if (tensor.device() != device) tensor.set_data(tensor.to(device));
+}
+
 std::string words_of_current_exception() {
   try {
     throw;
@@ -123,7 +135,8 @@ std::string words_of_current_exception() {
     const std::string words = error.what_without_backtrace();
     return words.substr(0, words.find('\n'));
   } catch (const std::exception& error) {
-    return error.what();
+    const std::string words = error.what();
+    return words.empty() ? "an exception without words" : words;
   } catch (...) {
     return "an exception that is no std::exception";
   }

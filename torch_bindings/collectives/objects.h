@@ -8,6 +8,7 @@
 #include <c10/util/Type.h>
 #include <torch/serialize.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <ranges>
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "hvd/hvd.h"
+#include "torch_bindings/parameters/held_module.h"
 
 #pragma GCC visibility push(default)
 namespace hvd {
@@ -35,8 +37,8 @@ std::string broadcast_text(std::string text, int root_rank, const ProcessSet& pr
 std::vector<std::string> allgather_text(const std::string& text, const ProcessSet& process_set,
                                         const std::string& failure = {},
                                         const std::string& type = {});
-/// Returns the text of the exception now being handled, without LibTorch's stack of addresses. Call
-/// inside a `catch`.
+/// Returns the text of the exception now being handled, without LibTorch's stack of addresses;
+/// never an empty one, which would say that nothing has failed. Call inside a `catch`.
 std::string words_of_current_exception();
 
 /// vector, deque, list, set, map and their kin.
@@ -118,6 +120,11 @@ std::string words_of_type() {
   describe_type<T>(words);
   return words;
 }
+
+/// Fills a module by `load`, which gets the device to read on. Each tensor stays on the device
+/// where it is; a meta tensor, which is on none, goes where it is read.
+void fill_in_place(torch::nn::Module& module,
+                   const std::function<void(std::optional<at::Device>)>& load);
 
 /// std types travel as their contents, everything else as torch::save writes it.
 template <class T>
@@ -212,7 +219,12 @@ void read_object(std::istream& in, T& object) {
     std::string text;
     read_object(in, text);
     std::istringstream inner(text);
-    torch::load(object, inner);
+    if constexpr (HoldsModule<T>) {
+      fill_in_place(held_module(object, "an object of another rank"),
+                    [&](std::optional<at::Device> on) { torch::load(object, inner, on); });
+    } else {
+      torch::load(object, inner);
+    }
   }
 }
 
@@ -241,7 +253,7 @@ T receiver(const T& object) {
   }
 }
 
-/// Returns the same, also a module of its own.
+/// Returns the same, also a module of its own, on the device of the given one.
 template <class T>
 T receiver_apart(const T& object) {
   if constexpr (kHoldsModule<T>) {
@@ -249,7 +261,10 @@ T receiver_apart(const T& object) {
   } else if constexpr (PointedModule<T>::kIsOne) {
     using Module = typename PointedModule<T>::Type;
     if constexpr (std::is_default_constructible_v<Module>) {
-      return std::make_shared<Module>();
+      const auto apart = std::make_shared<Module>();
+      const auto parameters = object ? object->parameters() : std::vector<at::Tensor>();
+      if (!parameters.empty()) apart->to(parameters.front().device());
+      return apart;
     } else {
       return std::dynamic_pointer_cast<Module>(object->clone());
     }
@@ -261,10 +276,10 @@ T receiver_apart(const T& object) {
 }  // namespace detail
 
 /// Returns the root's object, on every rank. `T`: what torch::save and torch::load can carry (a
-/// module, held or by std::shared_ptr, is filled in place), trivially copyable types, and
-/// std::string, containers, pair, tuple, array, optional and variant of these. Throws on all
-/// ranks: InvalidArgument if the root cannot write its object, with the reason; Mismatch if `T` is
-/// written differently, or the root is another, on some.
+/// module, held or by std::shared_ptr, is filled in place, and stays on this rank's device),
+/// trivially copyable types, and std::string, containers, pair, tuple, array, optional and variant
+/// of these. Throws on all ranks: InvalidArgument if the root cannot write its object, with the
+/// reason; Mismatch if `T` is written differently, or the root is another, on some.
 template <class T>
 T broadcast_object(const T& object, int root_rank, const ProcessSet& process_set = {}) {
   std::string text, failure;

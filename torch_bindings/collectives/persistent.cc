@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -68,6 +69,7 @@ class OnTensors : public PersistentWork<T> {
       detail::note_change(changed_.tensor());
     } else {
       const WorldScope scope(world_, WorldScope::kAlsoGlobal);
+      require_same_engine(engine_.lock(), kind_, options_.name);
       handle_ = start_async();
     }
   }
@@ -97,6 +99,7 @@ class OnTensors : public PersistentWork<T> {
     submission.allocate = [output](std::size_t /*index*/, std::int64_t /*rows*/) { return output; };
     running->check(submission);
     make_name(*running, kind_, options_);
+    engine_ = running;
     if (!is_direct) return;
     submission.name = options_.name;
     submission.keep_alive = keeping(tensors);
@@ -114,6 +117,7 @@ class OnTensors : public PersistentWork<T> {
 
  private:
   const World world_ = World::current();
+  std::weak_ptr<Engine> engine_;  // of that world, when it was made
   std::optional<PersistentCall> call_;
   std::optional<Handle<T>> handle_;  // of one that is under way
 };

@@ -2,7 +2,8 @@
 /// These functions take values apart that hold tensors: a tensor, and what is made of tensors by
 /// optional, vector (and other lists), array, pair, tuple, map, torch::OrderedDict and
 /// torch::data::Example, one within another. Everything else holds none. They are for
-/// data_parallel() (whose replicas return no Example) and prefetch_to_device(), and pure.
+/// data_parallel() (whose replicas return no Example), prefetch_to_device(), checkpoint() and
+/// DistributedDataParallel, and pure.
 // Tested in tests/torch_bindings/replicas/data_parallel_structures_test.cc
 
 #include <ATen/core/Tensor.h>
@@ -51,25 +52,26 @@ concept ListOfTensors =
   list.push_back(value);
 };
 
-/// Calls `visit` with each defined tensor of `value`, in an order that stays while `value` does.
-template <class T, class Visit>
+/// Calls `visit` with each tensor of `value`, in an order that stays while `value` does: with those
+/// that are defined, or with all.
+template <bool kAll = false, class T, class Visit>
 void visit_tensors(T& value, const Visit& visit) {
   using Plain = std::remove_const_t<T>;
   if constexpr (std::same_as<Plain, at::Tensor>) {
-    if (value.defined()) visit(value);
+    if (kAll || value.defined()) visit(value);
   } else if constexpr (OptionalOfTensors<Plain>) {
-    if (value) visit_tensors(*value, visit);
+    if (value) visit_tensors<kAll>(*value, visit);
   } else if constexpr (TupleOfTensors<Plain>) {
-    std::apply([&](auto&... members) { (visit_tensors(members, visit), ...); }, value);
+    std::apply([&](auto&... members) { (visit_tensors<kAll>(members, visit), ...); }, value);
   } else if constexpr (MapOfTensors<Plain>) {
-    for (auto& [key, member] : value) visit_tensors(member, visit);
+    for (auto& [key, member] : value) visit_tensors<kAll>(member, visit);
   } else if constexpr (DictOfTensors<Plain>) {
-    for (auto& item : value) visit_tensors(item.value(), visit);
+    for (auto& item : value) visit_tensors<kAll>(item.value(), visit);
   } else if constexpr (ExampleOfTensors<Plain>) {
-    visit_tensors(value.data, visit);
-    if constexpr (requires { value.target; }) visit_tensors(value.target, visit);
+    visit_tensors<kAll>(value.data, visit);
+    if constexpr (requires { value.target; }) visit_tensors<kAll>(value.target, visit);
   } else if constexpr (ListOfTensors<Plain>) {
-    for (auto&& member : value) visit_tensors(member, visit);
+    for (auto&& member : value) visit_tensors<kAll>(member, visit);
   }
 }
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "hvd/api/result_pool.h"
+#include "hvd/api/world.h"
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "hvd/hvd.h"
@@ -141,6 +142,13 @@ bool has_memory_of_its_own(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.is_cpu() && tensor.numel() > 0 &&
          tensor.is_non_overlapping_and_dense() && tensor.storage().use_count() == 1 &&
          tensor.storage().nbytes() == tensor.nbytes();
+}
+
+at::Tensor unexpanded(const at::Tensor& tensor) {
+  at::Tensor part = tensor;
+  for (std::int64_t dim = 0; tensor.layout() == at::kStrided && dim < part.dim(); ++dim)
+    if (part.stride(dim) == 0 && part.size(dim) > 1) part = part.narrow(dim, 0, 1);
+  return part;
 }
 
 at::Tensor in_memory_order(const at::Tensor& dense) {

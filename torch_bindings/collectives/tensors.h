@@ -46,6 +46,9 @@ at::Tensor empty_shared_like(const at::Tensor& like);
 /// it has all of it: it may get other memory.
 bool has_memory_of_its_own(const at::Tensor& tensor);
 
+/// Returns the elements that there are of an expanded tensor, in the same memory: what may be
+/// written in place. Returns any other as it is.
+at::Tensor unexpanded(const at::Tensor& tensor);
 /// A tensor of `type` in `memory`, which it keeps, from byte `offset` on; with the shape of `like`,
 /// and its strides if that is dense.
 at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, const at::Tensor& like,

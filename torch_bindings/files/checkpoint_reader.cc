@@ -113,14 +113,10 @@ std::string CheckpointFile::outline() const {
   return text;
 }
 
-CheckpointReader::CheckpointReader(const std::string& outline, at::Device device) {
-  load(outline, device);
-}
-
 /// LibTorch reads each tensor by one call into its memory: those of large ones are answered without
 /// reading. Throws if it did otherwise, as there would be tensors then whose values are neither
 /// read nor known to be missing.
-void CheckpointReader::load(const std::string& outline, at::Device device) {
+CheckpointReader::CheckpointReader(const std::string& outline, at::Device device) {
   std::size_t at = 0;
   const auto size = take<std::uint64_t>(outline, at);
   extents_.resize(take<std::size_t>(outline, at));

@@ -35,7 +35,6 @@ class CheckpointFile {
   std::vector<std::uint64_t> extents_;  ///< of large tensors: place, bytes, place, bytes...
 };
 
-/// The reader of one checkpoint.
 class CheckpointReader {
  public:
   /// Local. `device`: where tensors are to be, the CPU unless the outline holds all.
@@ -73,7 +72,6 @@ class CheckpointReader {
     std::vector<Want> wants;
   };
   [[nodiscard]] const Extent* unread(const at::Tensor& tensor) const;
-  void load(const std::string& outline, at::Device device);
   void read_extent(Extent& extent, const CheckpointFile* file, const ProcessSet* set,
                    std::string& failure);
 

@@ -4,14 +4,11 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <mutex>
 #include <set>
-#include <sstream>
 
 #include "hvd/base/text.h"
-#include "hvd/negotiation/values/signature.h"
 #include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/collectives.h"
 #include "torch_bindings/collectives/encodings.h"
@@ -150,42 +147,13 @@ at::Tensor GradientCompressor::finish(at::Tensor sum) const {
 /// nonsense of everything after it.
 void GradientCompressor::check_alike() {
   if (checked_) return;
-  const Compression& way = terms_.compression;
-  std::vector<std::int64_t> sizes;
-  for (const auto& [name, parameter] : parameters_) {
-    sizes.push_back(parameter.numel());
-    sizes.push_back(parameter.dim() == 0 ? 1 : parameter.size(0));
-    sizes.push_back(static_cast<std::int64_t>(parameter.scalar_type()));
-    sizes.push_back(static_cast<std::int64_t>(way.kind()));
-    sizes.push_back(way.kind() == Compression::Kind::TopK ? std::bit_cast<std::int64_t>(way.ratio())
-                                                          : way.rank());
-  }
-  const auto columns = static_cast<std::int64_t>(sizes.size() / parameters_.size());
-  const at::Tensor mine = torch::tensor(sizes, at::kLong);
-  const AllreduceOptions most{
-      .name = name("largest"), .op = ReduceOp::Max, .process_set = terms_.process_set};
-  const AllreduceOptions least{
-      .name = name("smallest"), .op = ReduceOp::Min, .process_set = terms_.process_set};
-  const at::Tensor differs =
-      allreduce(mine, most).ne(allreduce(mine, least)).view({-1, columns}).any(1).nonzero();
-  checked_ = differs.numel() == 0;
-  if (checked_) return;
-  refuse_differing(static_cast<std::size_t>(differs[0].item<std::int64_t>()));
-}
-
-/// Collective. Says what each rank has in that place.
-void GradientCompressor::refuse_differing(std::size_t place) const {
-  const auto& [own, parameter] = parameters_[place];
-  const std::string mine =
-      formatted("{} by {}", detail::describe(parameter), detail::words_of(terms_.compression));
-  std::istringstream lines(
-      detail::said_by_all(mine + "\n", name("differences"), terms_.process_set));
-  std::vector<std::string> said;
-  for (std::string line; std::getline(lines, line);) said.push_back(line);
-  const auto ranks = terms_.process_set.ranks();
-  throw Mismatch(formatted(
-      "{}: the shape, type or compression of '{}' differs between ranks: {}", terms_.name, own,
-      said.size() == ranks.size() ? grouped_by_rank(ranks, said) : joined(said, "; ")));
+  const std::string way = detail::words_of(terms_.compression);
+  detail::Statements statements;
+  for (const auto& [name, parameter] : parameters_)
+    statements.emplace_back(formatted("gradient {} '{}'", statements.size(), name),
+                            formatted("{} by {}", detail::describe(parameter), way));
+  detail::agree_on(terms_.name, statements, terms_.process_set);
+  checked_ = true;
 }
 
 /// The parameters that have a gradient on any rank. `also_compared` travels as the shape of a

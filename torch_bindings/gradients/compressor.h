@@ -108,7 +108,6 @@ class GradientCompressor {
   void correct_scale();
   void end_step(const std::unordered_set<const void*>& parameters, bool left_out);
   void check_alike();
-  [[noreturn]] void refuse_differing(std::size_t place) const;
   std::vector<std::size_t> agree_on_present(const Shape& also_compared);
 
   bool checked_ = false;

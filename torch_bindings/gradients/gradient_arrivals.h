@@ -25,7 +25,6 @@ class GradientArrivals {
   /// From now on an order of as many gradients is looked for.
   void follow(std::size_t gradients) { gradients_ = gradients; }
   [[nodiscard]] bool is_followed() const { return gradients_ > 0; }
-  /// A gradient has come.
   void note(std::size_t place) {
     if (is_followed() && order_.empty()) arrivals_.push_back(place);
   }
@@ -38,7 +37,6 @@ class GradientArrivals {
   /// Ends a round: waits for what the ranks have told. Returns whether there is an order now that
   /// is another than the last one first.
   bool learn();
-  /// Forgets what has come in a round.
   void forget() { arrivals_.clear(); }
 
  private:

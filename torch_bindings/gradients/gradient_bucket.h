@@ -21,6 +21,25 @@
 
 namespace hvd {
 
+/// The port to which a GradientReducer gives reduced gradients that it does not leave in `.grad`:
+/// each rank keeps its share of them, and the rest of their memory is free again (ZeRO stage 2).
+/// Nobody is sent what it does not keep. Called in autograd's threads and the optimizer's, one at a
+/// time for each parameter. Errors: none of its own.
+class GradientKeeper {
+ public:
+  virtual ~GradientKeeper() = default;
+  /// Returns how many elements of the parameter's gradient each rank of the process set keeps, in
+  /// the order of the ranks and of the parameter's memory. It is the same on all ranks.
+  [[nodiscard]] virtual const std::vector<std::int64_t>& parts(
+      const at::Tensor& parameter) const = 0;
+  /// Adds this rank's part of `reduced`, the gradient of all ranks, to what is kept of the
+  /// parameter's; the rest of it is not read. `reduced` may be of another type, and its memory ends
+  /// with the call.
+  virtual void keep(const at::Tensor& parameter, const at::Tensor& reduced) = 0;
+  /// Forgets what is kept of it.
+  virtual void drop(const at::Tensor& parameter) = 0;
+};
+
 /// One parameter's gradient.
 struct GradientSlot {
   /// The kind of tensor that memory for it is made for.
@@ -49,7 +68,6 @@ struct GradientSlot {
   }
   /// Returns whether `.grad`, which is defined, is dense and all zeros.
   [[nodiscard]] bool is_zero() const;
-  /// Marks `.grad` as it is.
   void set_mark() { mark.set(gradient()); }
   /// Makes a sparse gradient dense, or knows from then on that they are sparse.
   void follow_layout(bool sparse_as_dense);

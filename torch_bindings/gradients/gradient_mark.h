@@ -17,7 +17,6 @@ namespace hvd::detail {
 /// counts by itself. Returns `gradient` if it is not dense.
 at::Tensor watched(const at::Tensor& gradient);
 
-/// The mark of one gradient.
 class GradientMark {
  public:
   /// The fate of the gradient since it was marked.

@@ -36,7 +36,6 @@ class GradientOwner {
   std::vector<at::Tensor> parameters_;
 };
 
-/// The functions on that table.
 struct GradientOwners {
   /// Returns the sets on which gradients of these parameters are reduced, each once; none if nobody
   /// reduces any.

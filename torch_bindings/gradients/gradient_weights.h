@@ -32,7 +32,6 @@ struct PresentWeight {
 PresentWeight present_weight();
 }  // namespace detail
 
-/// The weights in one reducer.
 class GradientWeights {
  public:
   explicit GradientWeights(ProcessSet process_set);
@@ -52,7 +51,6 @@ class GradientWeights {
   /// that other ranks' gradients have which have none, as only such ones meet; but those are
   /// averages or have scales, so that none of them can be taken for it.
   void ask(const std::string& name, bool scattered);
-  /// Returns whether it was asked for in this round.
   [[nodiscard]] bool are_asked() const { return round_ != nullptr; }
   /// Returns whether learn() would not wait.
   [[nodiscard]] bool is_known() const { return !round_ || round_->pending->done.load(); }

@@ -20,7 +20,6 @@ namespace hvd::detail {
 /// The parameters with local gradients, as they were.
 class LocalGradients {
  public:
-  /// The parameter has got a gradient.
   void note(const std::string& name, const at::Tensor& parameter) {
     if (samples_.size() < kSamples) samples_.push_back({name, parameter, part_of(parameter)});
   }

@@ -124,7 +124,6 @@ class CheckpointedPart : public std::enable_shared_from_this<CheckpointedPart> {
   using Results = std::vector<KeptTensor>;
 
   [[nodiscard]] Results compute(std::optional<std::size_t> only);
-  class End;
   void forget(int pass) {
     const std::lock_guard lock(mutex_);
     results_.erase(pass);
@@ -220,22 +219,6 @@ CheckpointedPart::Results CheckpointedPart::compute(std::optional<std::size_t> o
   return std::move(recomputation).results();
 }
 
-/// Belongs to a backward pass, and goes with it, also where it throws and calls no callbacks.
-class CheckpointedPart::End {
- public:
-  End(std::weak_ptr<CheckpointedPart> part, int pass) : part_(std::move(part)), pass_(pass) {}
-  ~End() { come(); }
-  End(const End&) = delete;
-  End& operator=(const End&) = delete;
-  void come() const {
-    if (const auto part = part_.lock()) part->forget(pass_);
-  }
-
- private:
-  const std::weak_ptr<CheckpointedPart> part_;
-  const int pass_;
-};
-
 at::Tensor CheckpointedPart::give(std::size_t place) {
   const std::lock_guard lock(mutex_);
   const int pass = torch::autograd::get_current_graph_task_id();
@@ -246,8 +229,12 @@ at::Tensor CheckpointedPart::give(std::size_t place) {
   Results results = compute({});
   const at::Tensor tensor = std::exchange(results[place], KeptTensor()).give();
   results_[pass] = std::move(results);
+  // It goes with the backward pass, also where that throws and calls no callbacks.
+  std::shared_ptr<void> end(nullptr, [weak = weak_from_this(), pass](void* /*nothing*/) {
+    if (const auto part = weak.lock()) part->forget(pass);
+  });
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [end = std::make_shared<const End>(weak_from_this(), pass)] { end->come(); });
+      [end = std::move(end)]() mutable { end.reset(); });
   return tensor;
 }
 

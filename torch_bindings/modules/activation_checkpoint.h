@@ -30,13 +30,14 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "torch_bindings/collectives/tensor_structure.h"
 
 #pragma GCC visibility push(default)
 namespace hvd {
@@ -60,17 +61,6 @@ class [[nodiscard]] CheckpointScope {
   std::unique_ptr<Taking> taking_;
 };
 
-template <class Value>
-inline constexpr bool is_vector = false;
-template <class Element>
-inline constexpr bool is_vector<std::vector<Element>> = true;
-template <>
-inline constexpr bool is_vector<std::vector<bool>> = false;
-template <class Value>
-inline constexpr bool is_optional = false;
-template <class Element>
-inline constexpr bool is_optional<std::optional<Element>> = true;
-
 /// A type that refers to memory that it does not keep.
 template <class Value>
 inline constexpr bool is_view = std::is_same_v<Value, std::string_view>;
@@ -78,20 +68,6 @@ template <class Element>
 inline constexpr bool is_view<c10::ArrayRef<Element>> = true;
 template <class Element, std::size_t Extent>
 inline constexpr bool is_view<std::span<Element, Extent>> = true;
-
-/// Calls `visit` with every tensor in `value`, in order.
-template <class Value, class Visit>
-void for_each_tensor(Value& value, const Visit& visit) {
-  if constexpr (std::is_same_v<Value, at::Tensor>) {
-    visit(value);
-  } else if constexpr (is_vector<Value>) {
-    for (auto& element : value) for_each_tensor(element, visit);
-  } else if constexpr (is_optional<Value>) {
-    if (value) for_each_tensor(*value, visit);
-  } else if constexpr (requires { std::tuple_size<Value>::value; }) {
-    std::apply([&](auto&... elements) { (for_each_tensor(elements, visit), ...); }, value);
-  }
-}
 
 template <class Original, class Kept>
 decltype(auto) as_given(Kept& kept) {
@@ -119,7 +95,7 @@ CheckpointScope::Again call_again(std::shared_ptr<Function> function, Kept input
           inputs = std::move(inputs)](const std::vector<at::Tensor>& tensors) {
     auto mine = inputs;  // the function may change them
     std::size_t next = 0;
-    for_each_tensor(mine, [&](at::Tensor& tensor) { tensor = tensors[next++]; });
+    visit_tensors<true>(mine, [&](at::Tensor& tensor) { tensor = tensors[next++]; });
     const auto call = [&mine](auto& callee) {
       std::apply(
           [&](auto&... kept) {
@@ -140,10 +116,10 @@ CheckpointScope::Again call_again(std::shared_ptr<Function> function, Kept input
 
 /// Returns `function(inputs...)`, and keeps for backward the inputs instead of what is computed on
 /// the way. The function is anything that can be called, or a module, and returns anything. Inputs
-/// are tensors (with a gradient or without, also undefined), vectors, pairs, tuples and optionals
-/// of them, or anything else that can be copied: copies are kept for the second call, as one of the
-/// function is. What must not be copied goes in std::ref. Without gradients (NoGradGuard) it is a
-/// plain call.
+/// are tensors (with a gradient or without, also undefined), lists, maps, pairs, tuples and
+/// optionals of them, or anything else that can be copied: copies are kept for the second call, as
+/// one of the function is. What must not be copied goes in std::ref. Without gradients
+/// (NoGradGuard) it is a plain call.
 template <class Function, class... Inputs>
 decltype(auto) checkpoint(Function&& function, Inputs&&... inputs) {
   static_assert((!detail::is_view<std::decay_t<Inputs>> && ...),
@@ -158,7 +134,7 @@ decltype(auto) checkpoint(Function&& function, Inputs&&... inputs) {
     return detail::call_function(std::forward<Function>(function), std::forward<Inputs>(inputs)...);
   std::tuple<std::decay_t<Inputs>...> kept(inputs...);
   std::vector<at::Tensor> tensors;
-  detail::for_each_tensor(
+  detail::visit_tensors<true>(
       kept, [&](at::Tensor& tensor) { tensors.push_back(std::exchange(tensor, at::Tensor())); });
   if constexpr (std::is_copy_constructible_v<Kept>) {
     const detail::CheckpointScope scope(

@@ -406,7 +406,6 @@ void ModuleReducer::end_backward(bool has_thrown) {
   local_.reset();
 }
 
-/// Compares, by the replica guard, the buffers that did not travel now.
 void ModuleReducer::compare_kept_buffers() {
   kept_->watch(buffers_.kept());
   kept_->begin_round();

@@ -44,10 +44,6 @@
 /// one goes through several wrappers and throws before it has reached all of them, repeating it
 /// does not make the ranks meet again.
 ///
-/// Refuses a module without a parameter that requires a gradient, and parameters that a
-/// DistributedOptimizer is around. Parameters that some ranks alone have unfrozen are a Mismatch on
-/// all, in the next backward pass.
-///
 /// Requires that one thread at a time calls forward and backward; hooks run in autograd's threads.
 /// Owns the gradients' memory and shares the module.
 
@@ -60,13 +56,13 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "hvd/hvd.h"
+#include "torch_bindings/collectives/tensor_structure.h"
 #include "torch_bindings/modules/join.h"
 #include "torch_bindings/optimizer/parameters.h"
 #include "torch_bindings/sharding/shared_buffers.h"
@@ -199,25 +195,6 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   bool told_ = false;                      ///< that passes of the module itself are not reduced
 };
 
-/// Calls `visit` for each tensor in what a forward pass returns: a tensor, or optionals,
-/// containers, pairs, tuples and arrays of such. Into other types it does not look; a backward pass
-/// from there is known by the first gradient that it gives.
-template <class T, class Visit>
-void for_each_tensor(const T& value, const Visit& visit) {
-  if constexpr (std::is_same_v<T, at::Tensor>) {
-    visit(value);
-  } else if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, std::string>) {
-    return;
-  } else if constexpr (IsOptional<T>::value) {
-    if (value) for_each_tensor(*value, visit);
-  } else if constexpr (Container<T>) {
-    for (const auto& element : value) for_each_tensor(element, visit);
-  } else if constexpr (TupleLike<T>) {
-    std::apply([&visit](const auto&... elements) { (for_each_tensor(elements, visit), ...); },
-               value);
-  }
-}
-
 }  // namespace detail
 
 /// A DistributedDataParallel wraps a module of type `Wrapped` (not Module, which the base class
@@ -228,10 +205,10 @@ class DistributedDataParallel : public torch::nn::Module {
  public:
   /// Makes the first rank's parameters and buffers those of all. Collective over the process set.
   /// Parameters that require no gradient now are reduced from the first forward pass on in which
-  /// they do, on all ranks the same one; if a DistributedOptimizer is around one by then, it is
-  /// left to that. Throws Mismatch if the ranks' modules differ; InvalidArgument, before anything
-  /// is sent, if none does, or for a parameter that a DistributedOptimizer is around at present:
-  /// its gradient would be reduced twice.
+  /// they do, on all ranks the same one (else Mismatch on all, in the next backward pass); if a
+  /// DistributedOptimizer is around one by then, it is left to that. Throws Mismatch if the ranks'
+  /// modules differ; InvalidArgument, before anything is sent, if none does, or for a parameter
+  /// that a DistributedOptimizer is around at present: its gradient would be reduced twice.
   explicit DistributedDataParallel(std::shared_ptr<Wrapped> module,
                                    DistributedDataParallelOptions options = {})
       : torch::nn::Module("DistributedDataParallel"),
@@ -259,7 +236,8 @@ class DistributedDataParallel : public torch::nn::Module {
       pass.done();
     } else {
       auto output = module_->forward(std::forward<Arguments>(arguments)...);
-      detail::for_each_tensor(output, [&pass](const at::Tensor& tensor) { pass.mark(tensor); });
+      // a backward pass from what holds none is known by the first gradient that it gives
+      detail::visit_tensors(output, [&pass](const at::Tensor& tensor) { pass.mark(tensor); });
       pass.done();
       return output;
     }

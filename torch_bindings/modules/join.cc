@@ -1,5 +1,6 @@
 #include "torch_bindings/modules/join.h"
 
+#include <c10/util/ScopeExit.h>
 #include <torch/torch.h>
 
 #include <exception>
@@ -60,10 +61,7 @@ void JoinGuard::finish(bool failed) {
   const auto parts = std::exchange(parts_, nullptr);
   const WorldScope scope(parts->world, WorldScope::kAlsoGlobal);
   const auto& rounds = *parts->rounds;
-  struct End {  // whatever happens
-    const std::unique_ptr<Parts>& parts;
-    ~End() { parts->end(); }
-  } const at_end{parts};
+  const auto at_end = c10::make_scope_exit([&] { parts->end(); });
   if (rounds.process_set().size() == 1) return;
   const bool first_to_fail = failed && !rounds.has_thrown();
   Handle<at::Tensor> notice;

@@ -82,13 +82,19 @@ struct StatisticsBefore {
   at::CallbackHandle callback = 0;
   std::unordered_map<const void*, std::pair<at::Tensor, at::Tensor>>
       before;                    ///< each with its values
-  std::vector<at::Tensor> made;  ///< counters that are the function's own
+  std::vector<at::Tensor> made;  ///< numbers that are the function's own
 };
 thread_local StatisticsBefore statistics_before;
 
-bool is_counter(const c10::IValue& value) {
+/// Module::to() makes counters floating-point numbers.
+bool is_number(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() == 0 &&
-         value.toTensor().scalar_type() == at::kLong;
+         (value.toTensor().scalar_type() == at::kLong || value.toTensor().is_floating_point());
+}
+/// Returns whether that counts in `value`. Floating-point numbers may also be sums of something.
+bool counts(const c10::IValue& value, const c10::IValue& added) {
+  return is_number(value) &&
+         (!value.toTensor().is_floating_point() || (added.isInt() && added.toInt() == 1));
 }
 
 void remember(const c10::IValue& value) {
@@ -108,7 +114,7 @@ std::unique_ptr<at::ObserverContext> before_operation(const at::RecordFunction& 
   if ((name == "aten::batch_norm" || name == "aten::instance_norm") && inputs.size() > 4) {
     remember(inputs[3]);
     remember(inputs[4]);
-  } else if (name == "aten::add_" && !inputs.empty() && is_counter(inputs[0])) {
+  } else if (name == "aten::add_" && inputs.size() > 1 && counts(inputs[0], inputs[1])) {
     const at::Tensor& counter = inputs[0].toTensor();
     for (const auto& own : statistics_before.made)
       if (own.is_alias_of(counter)) return nullptr;
@@ -121,7 +127,7 @@ void after_operation(const at::RecordFunction& operation, at::ObserverContext* /
   const std::string_view name = operation.name();
   if (name.ends_with('_')) return;
   for (const auto& output : operation.outputs())
-    if (is_counter(output)) statistics_before.made.push_back(output.toTensor());
+    if (is_number(output)) statistics_before.made.push_back(output.toTensor());
 }
 
 }  // namespace

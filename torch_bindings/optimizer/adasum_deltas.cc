@@ -2,13 +2,13 @@
 
 #include <torch/torch.h>
 
-#include <exception>
 #include <map>
 #include <mutex>
 
 #include "hvd/api/request.h"
 #include "hvd/base/text.h"
 #include "hvd/engine/engine.h"
+#include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/tensors.h"
 #include "torch_bindings/gradients/gradient_hooks.h"
 #include "torch_bindings/platform/device.h"
@@ -135,7 +135,7 @@ void AdasumDeltas::put_back() {
 }
 
 std::shared_ptr<HandleState> AdasumDeltas::submit(const std::vector<std::size_t>& slots,
-                                                  std::size_t number) {
+                                                  std::size_t number, bool refused) {
   const Slot& first = slots_[slots.front()];
   const AllreduceOptions options{.name = formatted("{}/changes.{}", terms_.name, number),
                                  .op = ReduceOp::Adasum,
@@ -146,6 +146,7 @@ std::shared_ptr<HandleState> AdasumDeltas::submit(const std::vector<std::size_t>
   for (const auto i : slots) {
     TensorArgument argument = detail::argument(slots_[i].wire, slots_[i].wire, slots_[i].name);
     argument.name = slots_[i].name;
+    if (refused) argument.shape.insert(argument.shape.begin(), 1);  // which is a Mismatch
     submission.tensors.push_back(std::move(argument));
     kept.push_back(std::make_shared<at::Tensor>(slots_[i].wire));
   }
@@ -157,8 +158,9 @@ std::shared_ptr<HandleState> AdasumDeltas::submit(const std::vector<std::size_t>
   return engine()->submit(std::move(submission), After::Wait);
 }
 
-void AdasumDeltas::combine() {
+void AdasumDeltas::combine(const std::string& refusal) {
   const at::NoGradGuard no_gradient;
+  if (!refusal.empty()) put_back();
   std::map<std::string, std::vector<std::size_t>> by_device;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
@@ -170,24 +172,26 @@ void AdasumDeltas::combine() {
     by_device[slot.wire.device().str()].push_back(i);
   }
   std::vector<std::pair<std::size_t, std::shared_ptr<HandleState>>> under_way;
-  std::exception_ptr failure;
-  try {
+  detail::FirstFailure failure;
+  failure.attempt([&] {
     for (const auto& [device, slots] : by_device)
-      under_way.emplace_back(slots.front(), submit(slots, under_way.size()));
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  for (const auto& [slot, pending] : under_way) {
-    try {
-      engine()->wait(*pending);
-      detail::wait_on_current_stream(slots_[slot].wire, pending->completions, terms_.name);
-    } catch (...) {
-      if (!failure) failure = std::current_exception();
-    }
-  }
-  if (failure) {
-    put_back();
-    std::rethrow_exception(failure);
+      under_way.emplace_back(slots.front(), submit(slots, under_way.size(), !refusal.empty()));
+  });
+  for (const auto& one : under_way)
+    failure.attempt([&] {
+      engine()->wait(*one.second);
+      detail::wait_on_current_stream(slots_[one.first].wire, one.second->completions, terms_.name);
+    });
+  if (failure) put_back();
+  try {
+    failure.rethrow();
+  } catch (const Deadlock&) {  // the others are somewhere else
+    throw;
+  } catch (const Mismatch& error) {
+    const std::string mine =
+        refusal.empty() ? "" : formatted("; rank {} has made no step: {}", rank(), refusal);
+    throw Mismatch(error.what() +
+                   detail::said_by_all(mine, terms_.name + "/refused", terms_.process_set));
   }
   for (auto& slot : slots_) {
     at::Tensor parameter = slot.parameter.detach();  // shares memory and version

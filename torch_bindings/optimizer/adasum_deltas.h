@@ -7,7 +7,7 @@
 /// Threads: hooks run in autograd's threads; the rest in the optimizer's. Owns two copies of the
 /// parameters: as they were before the step, and what travels. Errors: InvalidArgument for a
 /// parameter that Adasum cannot combine; what an allreduce throws, and then the parameters are what
-/// they were before the step.
+/// they were before the step. A rank whose own step has failed tells the others: Mismatch.
 // Tested in tests/torch_bindings/what_if/what_if_adasum_test.cc
 
 #include <ATen/core/Tensor.h>
@@ -48,8 +48,10 @@ class AdasumDeltas {
   void add(const Named& parameters, std::size_t first);
   /// Collective: compares the replicas, and remembers the parameters; then the optimizer steps.
   void remember();
-  /// Collective: makes each parameter what it was plus the combined changes of all ranks.
-  void combine();
+  /// Collective: makes each parameter what it was plus the combined changes of all ranks. With a
+  /// `refusal` on any rank all throw Mismatch, with its words, and parameters are what they were;
+  /// ranks that all refuse get back no more than that.
+  void combine(const std::string& refusal);
   /// Puts back what was remembered, after a step that has failed.
   void put_back();
   /// Forgets the backward passes so far.
@@ -71,7 +73,7 @@ class AdasumDeltas {
   void put_hooks(std::size_t place);
   void make_room(Slot& slot) const;
   [[nodiscard]] std::shared_ptr<HandleState> submit(const std::vector<std::size_t>& slots,
-                                                    std::size_t number);
+                                                    std::size_t number, bool refused);
 
   const Terms terms_;
   std::vector<Slot> slots_;

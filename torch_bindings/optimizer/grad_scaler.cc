@@ -81,8 +81,9 @@ void GradScaler::check_scaled(const char* what) const {
     throw InvalidArgument(formatted("GradScaler: {} before any scale(loss)", what));
 }
 
-/// The sum of what was found on each device; undefined if there are no gradients.
-at::Tensor GradScaler::divide(Optimizer& optimizer) const {
+/// Multiplies all gradients, or none where it throws. Returns the sum of what was found on each
+/// device; undefined if there are no gradients.
+at::Tensor GradScaler::multiply(Optimizer& optimizer, double factor) {
   const at::NoGradGuard no_gradient;
   std::map<std::tuple<std::string, at::ScalarType, bool>, std::vector<at::Tensor>> by_kind;
   auto* const masters = masters_of(optimizer);
@@ -100,8 +101,12 @@ at::Tensor GradScaler::divide(Optimizer& optimizer) const {
       const at::Tensor& gradient = parameter.grad();
       if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       const bool has_master = masters != nullptr && detail::MasterCopy::is_for(parameter);
-      if (!has_master) refuse_half(gradient);
-      if (has_master) with_master.push_back(parameter);
+      if (has_master) {
+        static_cast<void>(masters->wide(parameter, at::empty({0})));  // throws if it was changed
+        with_master.push_back(parameter);
+      } else {
+        refuse_half(gradient);
+      }
       const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
       by_kind[{values.device().str(), values.scalar_type(), has_master}].push_back(values);
     }
@@ -112,20 +117,19 @@ at::Tensor GradScaler::divide(Optimizer& optimizer) const {
       by_kind[{share.device().str(), share.scalar_type(), false}].push_back(share);
     }
   }
-  // in double, as PyTorch takes it
-  const auto inverse = static_cast<float>(1.0 / static_cast<double>(*scale_));
+  const auto all = static_cast<float>(factor);
   std::map<std::string, at::Tensor> found_on;
   for (const auto& [kind, gradients] : by_kind) {
     const auto options = at::TensorOptions(at::kFloat).device(gradients.front().device());
     at::Tensor& found_here = found_on[std::get<std::string>(kind)];
     if (!found_here.defined()) found_here = at::zeros({}, options);
     at::_amp_foreach_non_finite_check_and_unscale_(
-        gradients, found_here, at::full({}, std::get<bool>(kind) ? 1.0F : inverse, options));
+        gradients, found_here, at::full({}, std::get<bool>(kind) ? 1.0F : all, options));
   }
   at::Tensor found;
   for (const auto& [device, here] : found_on)
     found = found.defined() ? found + here.to(found.device(), /*non_blocking=*/true) : here;
-  for (const auto& parameter : with_master) masters->multiply(parameter, inverse);
+  for (const auto& parameter : with_master) masters->multiply(parameter, all);
   return found;
 }
 
@@ -220,17 +224,23 @@ void GradScaler::unscale_(Optimizer& given) {
                          : sets.empty() ? options_.process_set
                                         : sets.front();
   const bool takes_part = (sets.empty() && !own_set) || set.included();
+  const double scale{*scale_};  // in double, as PyTorch takes it
   Record record{.stage = Stage::Unscaled};
   try {
     if (distributed != nullptr) distributed->synchronize_once();
     GradientCompressor::correct_scale(parameters);
-    record.unread = divide(optimizer);
+    record.unread = multiply(optimizer, 1.0 / scale);
   } catch (const InvalidArgument& error) {
     if (takes_part) refuse(set, error.what());
     throw;
   }
   record.has_gradients = record.unread.defined();
-  if (takes_part) agree(record, set);
+  try {
+    if (takes_part) agree(record, set);
+  } catch (...) {
+    multiply(optimizer, scale);
+    throw;
+  }
   records_[key_of(optimizer)] = std::move(record);
 }
 

@@ -84,7 +84,8 @@ class GradScaler {
   /// for the same optimizers in the same order, plain ones with gradients of their own included,
   /// and if one rank has found an overflow, all leave out the step and lower the scale. Throws
   /// InvalidArgument if called twice, or after `step()`, since the last `update()`; before any
-  /// `scale()`; for fp16 gradients.
+  /// `scale()`; for fp16 gradients. A call that throws divides nothing; after a Mismatch it
+  /// may be made again.
   void unscale_(torch::optim::Optimizer& optimizer);
 
   /// Does `unscale_(optimizer)`, if that was not done already, then `optimizer.step()`, unless an
@@ -124,7 +125,7 @@ class GradScaler {
 
   void check_scaled(const char* what) const;
   void start();
-  [[nodiscard]] at::Tensor divide(torch::optim::Optimizer& optimizer) const;
+  static at::Tensor multiply(torch::optim::Optimizer& optimizer, double factor);
   static bool read(Record& record);
   void agree(Record& record, const ProcessSet& process_set);
   [[nodiscard]] bool agrees_with(const ProcessSet& process_set) const;

@@ -1,5 +1,6 @@
 #include "torch_bindings/optimizer/master_weights.h"
 
+#include <c10/util/ScopeExit.h>
 #include <torch/torch.h>
 
 #include "hvd/base/text.h"
@@ -36,26 +37,17 @@ Optimizer& checked_for_masters(Optimizer& optimizer) {
   return optimizer;
 }
 
-/// Returns what `optimizer` points to.
 Optimizer& checked(const std::unique_ptr<Optimizer>& optimizer) {
   if (!optimizer)
     throw InvalidArgument("MasterWeights: the std::unique_ptr to the optimizer is null");
   return *optimizer;
 }
 
-/// While the optimizer steps, its groups hold the masters.
-class MastersLent {
- public:
-  MastersLent(MasterCopies& copies, MasterCopies::Lent which) : copies_(copies) {
-    copies_.lend(which);
-  }
-  ~MastersLent() { copies_.take_back(); }
-  MastersLent(const MastersLent&) = delete;
-  MastersLent& operator=(const MastersLent&) = delete;
-
- private:
-  MasterCopies& copies_;
-};
+/// Returns a guard: while it lives, the optimizer's groups hold the masters.
+auto lent(MasterCopies& copies, MasterCopies::Lent which) {
+  copies.lend(which);
+  return c10::make_scope_exit([&copies] { copies.take_back(); });
+}
 
 }  // namespace
 
@@ -93,8 +85,8 @@ at::Tensor MasterWeights::step(LossClosure closure) {
   };
   at::Tensor loss;
   {
-    const MastersLent lent(*copies_,
-                           closure ? MasterCopies::Lent::OfAll : MasterCopies::Lent::WithGradient);
+    const auto guard =
+        lent(*copies_, closure ? MasterCopies::Lent::OfAll : MasterCopies::Lent::WithGradient);
     loss = wrapped_.step(closure ? LossClosure(evaluated) : nullptr);
   }
   leave_out_step();
@@ -131,7 +123,7 @@ void MasterWeights::save(torch::serialize::OutputArchive& archive) const {
   OptimizerShards::refuse_shares(wrapped_);
   MasterCopies::write(archive, wrapped_, copies_->masters());
   torch::serialize::OutputArchive parts(archive.compilation_unit());
-  const MastersLent lent(*copies_, MasterCopies::Lent::AsTheyAre);
+  const auto guard = lent(*copies_, MasterCopies::Lent::AsTheyAre);
   const auto unsaved = detail::save_optimizer(wrapped_, archive, parts);
   if (!unsaved.own && !unsaved.states.empty())
     throw InvalidArgument(
@@ -149,7 +141,7 @@ void MasterWeights::load(torch::serialize::InputArchive& archive) {
   try {
     copies_->adopt(masters);
     {
-      const MastersLent lent(*copies_, MasterCopies::Lent::AsTheyAre);
+      const auto guard = lent(*copies_, MasterCopies::Lent::AsTheyAre);
       torch::serialize::InputArchive parts;
       const bool in_parts = archive.try_read("master_parts", parts) && !parts.keys().empty();
       of_optimizer.load(archive, in_parts ? &parts : nullptr, true);

@@ -1,13 +1,14 @@
 #include "torch_bindings/optimizer/optimizer.h"
 
+#include <c10/util/ScopeExit.h>
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <exception>
 #include <map>
 
 #include "hvd/api/world.h"
 #include "hvd/base/text.h"
+#include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/objects.h"
 #include "torch_bindings/optimizer/optimizer_parts.h"
 #include "torch_bindings/parameters/repeated_parameters.h"
@@ -22,28 +23,6 @@ namespace {
 using detail::OptimizerParts;
 using torch::optim::OptimizerParamGroup;
 using LossClosure = torch::optim::Optimizer::LossClosure;
-
-/// While the wrapped optimizer steps, its groups are this rank's pieces, if it is sharded, or the
-/// masters, if there are any.
-class Lent {
- public:
-  Lent(OptimizerShards* shards, detail::MasterCopies* masters, bool closure)
-      : shards_(shards), masters_(shards ? nullptr : masters) {
-    using Which = detail::MasterCopies::Lent;
-    if (shards_ != nullptr) shards_->lend();
-    if (masters_ != nullptr) masters_->lend(closure ? Which::OfAll : Which::WithGradient);
-  }
-  ~Lent() {
-    if (shards_ != nullptr) shards_->take_back();
-    if (masters_ != nullptr) masters_->take_back();
-  }
-  Lent(const Lent&) = delete;
-  Lent& operator=(const Lent&) = delete;
-
- private:
-  OptimizerShards* const shards_;
-  detail::MasterCopies* const masters_;
-};
 
 /// Returns the optimizer that a wrapper steps.
 torch::optim::Optimizer& without_masters(torch::optim::Optimizer& optimizer) {
@@ -73,7 +52,6 @@ void leave_moved(std::vector<OptimizerParamGroup>& groups) {
   groups.emplace_back(std::vector<at::Tensor>{}, std::make_unique<MovedOptions>());
 }
 
-/// Returns what `optimizer` points to.
 torch::optim::Optimizer& checked_wrapped(
     const std::unique_ptr<torch::optim::Optimizer>& optimizer) {
   if (!optimizer)
@@ -91,11 +69,20 @@ void refuse(const Call& call) {
   }
 }
 
-/// Steps the wrapped optimizer without gradients to wait for. Whatever it throws, the other ranks
+/// Steps the wrapped optimizer without gradients to wait for. Meanwhile its groups are this rank's
+/// pieces, if it is sharded, or the masters, if there are any. Whatever it throws, the other ranks
 /// do not wait for this one's share.
 at::Tensor step_wrapped(OptimizerParts& parts, const LossClosure& closure = nullptr) {
+  using Which = detail::MasterCopies::Lent;
+  OptimizerShards* const shards = parts.shards.get();
+  detail::MasterCopies* const masters = shards != nullptr ? nullptr : parts.master_copies();
   try {
-    const Lent lent(parts.shards.get(), parts.master_copies(), closure != nullptr);
+    if (shards != nullptr) shards->lend();
+    if (masters != nullptr) masters->lend(closure ? Which::OfAll : Which::WithGradient);
+    const auto take_back = c10::make_scope_exit([&] {
+      if (shards != nullptr) shards->take_back();
+      if (masters != nullptr) masters->take_back();
+    });
     return parts.wrapped.step(closure);
   } catch (...) {
     if (parts.shards)
@@ -133,7 +120,7 @@ at::Tensor step_with_closure(OptimizerParts& parts, const LossClosure& closure) 
   return mine != losses.end() ? mine->second : loss;
 }
 
-/// Steps with ReduceOp::Adasum.
+/// Steps with ReduceOp::Adasum. What only this rank throws it throws when the others know.
 at::Tensor step_by_deltas(OptimizerParts& parts, const LossClosure& closure) {
   const LossClosure counted = [&] {
     const at::Tensor own = closure();
@@ -145,17 +132,37 @@ at::Tensor step_by_deltas(OptimizerParts& parts, const LossClosure& closure) {
     parts.deltas->begin_step();
     return parts.wrapped.step(closure ? counted : nullptr);
   }
-  parts.deltas->remember();
-  at::Tensor loss;
+  detail::FirstFailure failure;
+  std::string words;
+  const auto note = [&] {
+    failure.note();
+    words = detail::words_of_current_exception();
+  };
   try {
-    loss = parts.wrapped.step(closure ? counted : nullptr);
+    parts.refuse_own_step();
+  } catch (const InvalidArgument&) {
+    note();
+  }
+  try {
+    parts.deltas->remember();
   } catch (...) {
-    parts.deltas->put_back();
+    failure.rethrow();
     throw;
   }
-  parts.deltas->combine();
-  parts.deltas->begin_step();
+  at::Tensor loss;
+  try {
+    if (!failure) loss = parts.wrapped.step(closure ? counted : nullptr);
+  } catch (const Deadlock&) {  // the others are somewhere else
+    parts.deltas->put_back();
+    parts.note_state();
+    throw;
+  } catch (...) {
+    note();
+  }
+  failure.attempt([&] { parts.deltas->combine(words); });
   parts.note_state();
+  failure.rethrow();
+  parts.deltas->begin_step();
   return loss;
 }
 
@@ -228,10 +235,7 @@ void DistributedOptimizer::leave_out_step() { parts().begin_step(); }
 at::Tensor DistributedOptimizer::step(LossClosure closure) {
   OptimizerParts& parts = this->parts().reconciled();
   if (parts.is_local()) return wrapped().step(std::move(closure));
-  if (parts.deltas) {
-    parts.refuse_own_step();
-    return step_by_deltas(parts, closure);
-  }
+  if (parts.deltas) return step_by_deltas(parts, closure);
   at::Tensor loss;
   if (closure) {
     loss = step_with_closure(parts, closure);
@@ -256,14 +260,10 @@ void DistributedOptimizer::zero_grad(bool set_to_none) {
   if (parts.deltas) parts.deltas->begin_step();
   if (parts.masters != nullptr) parts.masters->leave_out_step();
   if (parts.shards_gradients()) parts.shards->gradients().zero(set_to_none);
-  std::exception_ptr stepped;  // thrown when the others have what they wait for
-  try {
-    parts.refuse_own_step();
-  } catch (const InvalidArgument&) {
-    stepped = std::current_exception();
-  }
+  detail::FirstFailure stepped;  // thrown when the others have what they wait for
+  stepped.attempt([&] { parts.refuse_own_step(); });
   parts.wrapped.zero_grad(set_to_none);
-  if (stepped) std::rethrow_exception(stepped);
+  stepped.rethrow();
 }
 
 void DistributedOptimizer::set_backward_passes_per_step(int passes) {

@@ -5,10 +5,9 @@
 /// where they are: `.grad` is a view of it.
 ///
 /// A parameter that a group lists twice (tied weights) is one parameter: reduced once, its names
-/// joined in messages, and stepped as often as the wrapped optimizer would. Groups and parameters
-/// added later, to the wrapper or to the wrapped optimizer, are taken in by the next call of this,
-/// on all ranks; a rank outside the process set trains by itself. A parameter whose type, device or
-/// shape changes is followed; with shard_optimizer_state it is an InvalidArgument.
+/// joined in messages, and stepped as often as the wrapped optimizer would. A parameter whose type,
+/// device or shape changes is followed; with shard_optimizer_state it is an InvalidArgument. A rank
+/// outside the process set trains by itself.
 ///
 /// It refuses, with InvalidArgument: duplicate or missing names; a parameter in two groups; a
 /// parameter whose gradient a DistributedDataParallel reduces; an optimizer whose state is in the
@@ -21,21 +20,13 @@
 /// on some ranks only, and, at the next reduction, a `step()` that some ranks have made and others
 /// have not (it was refused there, or gradients were thrown away).
 ///
-/// `zero_grad()` throws gradients away. The module's `zero_grad()` is recognised if it drops (does
-/// not zero) the gradients of the whole optimizer; what is on its way is then finished first, so
-/// each rank must have thrown away something, or none.
-///
-/// It owns the optimizer that it is given in a std::unique_ptr, and can be moved then as before:
-/// returned by a function, held by a std::vector. One that it is given by reference must outlive
-/// it, and is not to be called any more but through this: GradScaler, Checkpoint,
-/// broadcast_optimizer_state and MasterWeights find the wrapper; its own `step()` is noticed by the
-/// next call or the next backward pass, which throw InvalidArgument, as far as LibTorch's
-/// optimizers leave a trace of it (see `wrapped()`).
+/// It owns the optimizer that it is given in a std::unique_ptr. One that it is given by reference
+/// must outlive it, and is not to be called any more but through this (see `wrapped()`):
+/// GradScaler, Checkpoint, broadcast_optimizer_state and MasterWeights find the wrapper.
 ///
 /// Guards (join(), skip_synchronize(), write_parameters()) and a GradScaler follow a move. A
-/// scheduler of LibTorch refers to the object that it was made on: make it after the last move, or
-/// on `wrapped()`, which stays where it is. What has been moved away throws InvalidArgument from
-/// every call, a scheduler's on it included.
+/// scheduler of LibTorch does not: make it after the last move, or on `wrapped()`. What has been
+/// moved away throws InvalidArgument from every call, a scheduler's on it included.
 ///
 /// Hooks run in autograd's threads; everything else is called by one thread at a time.
 
@@ -73,10 +64,8 @@ void drop_scratch(torch::optim::Optimizer& optimizer);
 class DistributedOptimizer : public torch::optim::Optimizer {
  public:
   /// Wraps `wrapped`. `named_parameters` must name every parameter of it; empty: names are made up
-  /// from their places. Wrapping is local: nothing is sent. Throws InvalidArgument for names or
-  /// options that are wrong, naming them, and for a parameter whose gradient a
-  /// DistributedDataParallel has reduced at present. Of several optimizers around the same
-  /// parameters the last one reduces during backward.
+  /// from their places. Local. Throws InvalidArgument, as said above, naming what is wrong. Of
+  /// several optimizers around the same parameters the last one reduces during backward.
   explicit DistributedOptimizer(
       torch::optim::Optimizer& wrapped,
       std::vector<std::pair<std::string, at::Tensor>> named_parameters = {},
@@ -120,8 +109,7 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// whose gradients were changed while on their way, after it has taken part; Mismatch,
   /// RankFailed, Shutdown...
   void synchronize();
-  /// Does what `step()` begins with: `synchronize()`, unless a finished one did that already or
-  /// `skip_synchronize()` is in force.
+  /// Does what `step()` begins with. Throws what `synchronize()` throws.
   void synchronize_once();
   /// Compares names, shapes and values of the parameters, and the options of the groups, between
   /// the ranks: all of them, now. Collective. Throws Mismatch, on all ranks, where they differ: it
@@ -134,7 +122,8 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   void leave_out_step();
 
   /// Drops (or zeroes) all gradients; reductions in flight are waited for first. The wrapped
-  /// optimizer's own does the same to gradients.
+  /// optimizer's own does the same to gradients, and so does the module's if it drops (does not
+  /// zero) those of the whole optimizer; each rank must have thrown away something then, or none.
   void zero_grad(bool set_to_none = true);
 
   /// A SkipSynchronize is a guard: while it lives, `step()` does not wait for reductions, for
@@ -179,7 +168,7 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// divided by that. Ranks that have ended in a join() count nothing, and its
   /// divide_by_initial_world_size says nothing then. Throws InvalidArgument for a wrong number,
   /// with another op than Average, and once the step's backward has begun or its gradients are
-  /// reduced. A rank outside the process set trains by itself, and so without it.
+  /// reduced. It says nothing on a rank outside the process set.
   void set_weight(double n);
 
   /// Gives the wrapped optimizer the whole state, on every rank, and ends the sharding. Collective.
@@ -190,10 +179,10 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// serialize and clone.
   void unshard();
 
-  /// Returns the wrapped optimizer's groups. Groups, parameters and options of all types that are
-  /// changed through either optimizer hold for both from the next call of this on. Both
-  /// changed in different ways (a scheduler on each) are an InvalidArgument that names the option,
-  /// from that call.
+  /// Returns the wrapped optimizer's groups. Groups and parameters that are added, and options of
+  /// all types that are changed, through either optimizer hold for both from the next call of this
+  /// on; do so on all ranks. Both changed in different ways (a scheduler on each) are an
+  /// InvalidArgument that names the option, from that call.
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
   /// Returns the wrapped optimizer's state; sharded: of this rank's share.
   ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& state();

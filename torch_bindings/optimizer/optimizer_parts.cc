@@ -139,7 +139,6 @@ void OptimizerParts::follow(torch::optim::Optimizer& now, Groups& mine) noexcept
   wrapper = &now;
 }
 
-/// Takes in the parameters from place `first` on.
 void OptimizerParts::take_in(std::size_t first) {
   const auto& parameters = groups.parameters();
   const std::string name = formatted("optimizer.{}", number_);

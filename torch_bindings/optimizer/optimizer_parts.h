@@ -26,7 +26,6 @@
 
 namespace hvd::detail {
 
-/// The parts of one DistributedOptimizer.
 struct OptimizerParts {
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
@@ -39,7 +38,6 @@ struct OptimizerParts {
   /// Ends all of it, the wrapped optimizer last.
   ~OptimizerParts();
 
-  /// Notes that the wrapper has been moved.
   void follow(torch::optim::Optimizer& now, Groups& mine) noexcept;
   /// Takes over what has been changed through the other optimizer, and returns this. What it throws
   /// it throws again each time, until the cause has gone.

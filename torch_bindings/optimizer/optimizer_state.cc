@@ -1,5 +1,6 @@
 #include "torch_bindings/optimizer/optimizer_state.h"
 
+#include <c10/util/ScopeExit.h>
 #include <c10/util/Type.h>
 #include <torch/torch.h>
 
@@ -36,39 +37,29 @@ std::string type_of(const T& object) {
 
 using Places = RepeatedParameters::Places;
 
-/// While it lives, the parameters of each group stand as `names` says, where `optimizer` has these
-/// names in another order: in an archive states go by place.
-class OrderedByName {
- public:
-  OrderedByName(Optimizer& holder, const NamesByGroup& mine, const NamesByGroup& names)
-      : holder_(holder) {
-    if (names.empty() || mine == names) return;
-    std::vector<std::vector<at::Tensor>> ordered;
-    {
-      const RepeatedParameters each_once(holder, Places::LeftOut);
-      for (std::size_t g = 0; g < names.size(); ++g) {
-        auto& group = ordered.emplace_back();
-        for (const auto& name : names[g]) {
-          const auto place =
-              std::find(mine.at(g).begin(), mine.at(g).end(), name) - mine.at(g).begin();
-          group.push_back(holder.param_groups().at(g).params().at(static_cast<std::size_t>(place)));
-        }
+/// Returns a guard: while it lives, the parameters of each group stand as `names` says, where
+/// `mine` are these names in another order: in an archive states go by place.
+auto ordered_by_name(Optimizer& holder, const NamesByGroup& mine, const NamesByGroup& names) {
+  std::vector<std::vector<at::Tensor>> groups;  // empty where nothing is changed
+  if (!names.empty() && mine != names) {
+    const RepeatedParameters each_once(holder, Places::LeftOut);
+    for (std::size_t g = 0; g < names.size(); ++g) {
+      auto& group = groups.emplace_back();
+      for (const auto& name : names[g]) {
+        const auto place =
+            std::find(mine.at(g).begin(), mine.at(g).end(), name) - mine.at(g).begin();
+        group.push_back(holder.param_groups().at(g).params().at(static_cast<std::size_t>(place)));
       }
     }
-    for (std::size_t g = 0; g < ordered.size(); ++g)
-      before_.push_back(std::exchange(holder.param_groups()[g].params(), std::move(ordered[g])));
   }
-  ~OrderedByName() {
-    for (std::size_t g = 0; g < before_.size(); ++g)
-      holder_.param_groups()[g].params() = std::move(before_[g]);
-  }
-  OrderedByName(const OrderedByName&) = delete;
-  OrderedByName& operator=(const OrderedByName&) = delete;
-
- private:
-  Optimizer& holder_;
-  std::vector<std::vector<at::Tensor>> before_;  ///< empty where nothing is changed
-};
+  const auto swap_all = [&holder](std::vector<std::vector<at::Tensor>>& params) {
+    for (std::size_t g = 0; g < params.size(); ++g)
+      std::swap(holder.param_groups()[g].params(), params[g]);
+  };
+  swap_all(groups);
+  return c10::make_scope_exit(
+      [swap_all, groups = std::move(groups)]() mutable { swap_all(groups); });
+}
 
 std::string state_key(std::size_t group, std::size_t place) {
   return formatted("state/{}/{}", group, place);
@@ -154,7 +145,6 @@ InputArchive parts_of(Optimizer& optimizer) {
   return as_input(archive);
 }
 
-/// Assigns the options, in place where that can be.
 void assign(OptimizerParamGroup& group, const OptimizerOptions& from) {
   if (!assign_in_place(group.options(), from)) group.set_options(from.clone());
 }
@@ -259,7 +249,8 @@ void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_optio
   if (sharded && by_itself) {
     distributed->load_unread(own, reader);
   } else {
-    const OrderedByName ordered(holder_, names.empty() ? names : names_of(optimizer_), names);
+    const auto ordered =
+        ordered_by_name(holder_, names.empty() ? names : names_of(optimizer_), names);
     const RepeatedParameters each_once(holder_, Places::LeftOut);
     if (by_itself) holder_.load(own);
     if (reader != nullptr && takes_unread())

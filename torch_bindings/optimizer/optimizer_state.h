@@ -70,7 +70,6 @@ class OptimizerLoad {
   /// Returns whether load() looks at no tensor's values: LibTorch's own optimizers keep the tensors
   /// as they are.
   [[nodiscard]] bool takes_unread() const;
-  /// Gives the optimizer back what it had.
   void undo();
 
  private:

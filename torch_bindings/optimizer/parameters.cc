@@ -70,9 +70,7 @@ std::vector<Item> in_order(const NamedTensors& tensors) {
 /// there are, and bits as integers for a type that no collective has (unsigned 16 to 64 bits,
 /// float8...).
 at::Tensor carried(const at::Tensor& tensor) {
-  at::Tensor part = tensor.detach();
-  for (std::int64_t dim = 0; dim < part.dim(); ++dim)
-    if (part.stride(dim) == 0 && part.size(dim) > 1) part = part.narrow(dim, 0, 1);
+  const at::Tensor part = detail::unexpanded(tensor.detach());
   try {
     detail::data_type_of(part, "");
     return part;

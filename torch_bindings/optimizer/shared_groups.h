@@ -18,7 +18,6 @@
 
 namespace hvd::detail {
 
-/// The groups of one wrapper and of its optimizer.
 class SharedGroups {
  public:
   using Named = std::vector<std::pair<std::string, at::Tensor>>;

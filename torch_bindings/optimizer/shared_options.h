@@ -24,7 +24,6 @@ namespace hvd::detail {
 bool assign_in_place(torch::optim::OptimizerOptions& to,
                      const torch::optim::OptimizerOptions& from);
 
-/// The options of one group, in both optimizers.
 class SharedOptions {
  public:
   /// Requires that both groups have the same options now.

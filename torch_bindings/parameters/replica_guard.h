@@ -39,7 +39,6 @@ class OtherTensors : public Mismatch {
 
 }  // namespace detail
 
-/// The comparison of some tensors' replicas.
 class ReplicaComparer {
  public:
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
@@ -93,7 +92,6 @@ class ReplicaComparer {
   enum class Extent : std::uint8_t { Layout, Slice, All };
 
   void submit(const std::string& name, Extent extent);
-  /// Waits, and throws.
   void compare();
   [[nodiscard]] std::uint64_t digest_of_layout() const;
   [[nodiscard]] std::uint64_t digest_of_values(Extent extent);

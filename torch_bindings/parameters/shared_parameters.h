@@ -25,7 +25,6 @@
 
 namespace hvd {
 
-/// The parameters of one optimizer that a host has one copy of.
 class SharedParameters {
  public:
   using Named = std::pair<std::string, at::Tensor>;

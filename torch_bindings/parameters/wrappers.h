@@ -8,12 +8,10 @@
 
 namespace hvd::detail {
 
-/// The functions on that table.
 struct Wrappers {
   /// Note that `wrapper` is around `wrapped` from now on, or no longer.
   static void add(const torch::optim::Optimizer& wrapped, torch::optim::Optimizer& wrapper);
   static void remove(const torch::optim::Optimizer& wrapper) noexcept;
-  /// Notes that what was at `from` is `to` now.
   static void move(const torch::optim::Optimizer& from, torch::optim::Optimizer& to) noexcept;
   /// Returns `optimizer` if it is of that type, else the first of that type that is around it; null
   /// if there is none.

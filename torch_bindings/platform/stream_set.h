@@ -15,7 +15,6 @@
 
 namespace hvd::detail {
 
-/// The streams of one group of tensors.
 class StreamSet {
  public:
   /// Takes in the current stream of the tensor's device: what is queued there writes the tensor.

@@ -58,7 +58,6 @@ class MasterCopy {
   at::Tensor master_;
 };
 
-/// The masters of one optimizer.
 class MasterCopies {
  public:
   using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;

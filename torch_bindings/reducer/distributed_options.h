@@ -91,10 +91,9 @@ struct DistributedOptimizerOptions {
   /// True: `.grad` is a view of the memory that gradients are reduced in: a gradient that is kept
   /// (`auto g = p.grad()`) may be overwritten by the next backward pass, also after zero_grad();
   /// clone it, or set this to false. On the host autograd makes gradients of 4 KiB and more there
-  /// (torch_bindings/gradients/gradient_memory.h) unless state is sharded, and others are copied
-  /// there. With false,
-  /// `.grad` is a tensor of its own, as LibTorch makes it, for the price of the gradients' memory
-  /// once more and of copying what is reduced.
+  /// unless state is sharded, and others are copied there. With false, `.grad` is a tensor of its
+  /// own, as LibTorch makes it, for the price of the gradients' memory once more and of copying
+  /// what is reduced.
   bool gradients_are_views = true;
 };
 

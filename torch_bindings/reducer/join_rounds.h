@@ -12,7 +12,6 @@
 
 namespace hvd::detail {
 
-/// The rounds of one guard.
 class JoinRounds {
  public:
   JoinRounds(std::string name, ProcessSet process_set, bool divide_by_initial_world_size);
@@ -26,7 +25,6 @@ class JoinRounds {
   [[nodiscard]] Handle<at::Tensor> announce_failure() const;
   /// Collective over all. Throws RankFailed if `failed` on any of them.
   void end(bool failed) const;
-  /// Returns whether a round has thrown here.
   [[nodiscard]] bool has_thrown() const { return has_thrown_; }
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] const ProcessSet& process_set() const { return process_set_; }

@@ -33,8 +33,6 @@
 
 namespace hvd {
 
-class GradientKeeper;
-
 /// The buckets of a reducer. Refers to the options and to the context, which are the reducer's.
 class ReducerBuckets {
  public:

@@ -15,7 +15,6 @@
 #include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/collectives.h"
 #include "torch_bindings/collectives/tensors.h"
-#include "torch_bindings/gradients/gradient_keeper.h"
 #include "torch_bindings/platform/device.h"
 #include "torch_bindings/reducer/reducer_buckets.h"
 

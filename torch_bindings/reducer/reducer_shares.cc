@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <functional>
 
-#include "torch_bindings/gradients/gradient_keeper.h"
 #include "torch_bindings/reducer/reducer_buckets.h"
 
 namespace hvd {

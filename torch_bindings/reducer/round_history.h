@@ -44,7 +44,6 @@ class RoundHistory {
   [[nodiscard]] const Shape& announced() const { return announced_; }
   /// Returns what messages call it.
   [[nodiscard]] std::string words() const;
-  /// Notes that it is on its way.
   void submit_announcement() { announcing_ = announced_; }
   /// Drops what was on its way and is compared, unless another has been announced since.
   void end_announcement();

@@ -23,7 +23,6 @@
 
 namespace hvd::detail {
 
-/// The watch over one wrapped optimizer.
 class StepWatch {
  public:
   using Named = std::vector<std::pair<std::string, at::Tensor>>;

@@ -25,6 +25,7 @@ struct ModuleStructure {
   std::vector<std::weak_ptr<Module>>
       submodules;  ///< weak: an address in use is not given to another
   std::vector<Kind> parameters, buffers;
+  bool inference = c10::InferenceMode::is_enabled();  ///< replicas made in it serve in it only
 
   explicit ModuleStructure(const Module& module) {
     for (const auto& submodule : module.modules(/*include_self=*/false))
@@ -39,7 +40,8 @@ struct ModuleStructure {
     const auto same = [](const auto& a, const auto& b) {
       return !a.owner_before(b) && !b.owner_before(a);
     };
-    return parameters == other.parameters && buffers == other.buffers &&
+    return inference == other.inference && parameters == other.parameters &&
+           buffers == other.buffers &&
            std::equal(submodules.begin(), submodules.end(), other.submodules.begin(),
                       other.submodules.end(), same);
   }

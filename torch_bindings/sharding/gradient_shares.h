@@ -12,12 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "torch_bindings/gradients/gradient_keeper.h"
+#include "torch_bindings/gradients/gradient_bucket.h"
 #include "torch_bindings/sharding/shard_pieces.h"
 
 namespace hvd::detail {
 
-/// This rank's shares of the gradients.
 class GradientShares final : public GradientKeeper {
  public:
   explicit GradientShares(ShardPieces& pieces) : pieces_(pieces) {}
@@ -30,7 +29,6 @@ class GradientShares final : public GradientKeeper {
   [[nodiscard]] const std::vector<std::int64_t>& parts(const at::Tensor& parameter) const override;
   void keep(const at::Tensor& parameter, const at::Tensor& reduced) override;
   void drop(const at::Tensor& parameter) override;
-  /// Forgets all that is kept.
   void drop_all();
   /// Does what `zero_grad(set_to_none)` does to gradients. Zeros need no memory.
   void zero(bool set_to_none);

@@ -1,5 +1,6 @@
 #include "torch_bindings/sharding/optimizer_shards.h"
 
+#include <c10/util/ScopeExit.h>
 #include <malloc.h>
 #include <torch/torch.h>
 
@@ -324,15 +325,11 @@ std::function<void()> OptimizerShards::remember_masters() {
 
 void OptimizerShards::save(torch::serialize::OutputArchive& archive, std::optional<int> only) {
   const at::NoGradGuard no_gradient;
-  struct Undone {  // whatever happens, the share comes back
-    OptimizerShards& self;
-    detail::ShardedState::States share;
-    ~Undone() { self.wrapped_.state() = std::move(share); }
-  };
   const auto masters = state_.gather_masters(only);
   detail::ShardedState::States whole = state_.gather(only);
   if (!detail::PieceExchange::gets_whole(only)) return;
-  const Undone undone{*this, std::exchange(wrapped_.state(), std::move(whole))};
+  std::swap(wrapped_.state(), whole);
+  const auto share_back = c10::make_scope_exit([&] { std::swap(wrapped_.state(), whole); });
   if (masters_ == nullptr) return wrapped_.save(archive);
   detail::MasterCopies::write(archive, wrapped_, masters);
   const detail::RepeatedParameters each_once(wrapped_, detail::RepeatedParameters::Places::LeftOut);

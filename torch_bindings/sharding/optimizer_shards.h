@@ -39,7 +39,6 @@ class CheckpointReader;
 }  // namespace hvd::detail
 namespace hvd {
 
-/// The shares of one optimizer.
 class OptimizerShards {
  public:
   using Named = std::vector<std::pair<std::string, at::Tensor>>;

@@ -17,7 +17,6 @@
 
 namespace hvd::detail {
 
-/// The exchange of one optimizer's pieces.
 class PieceExchange {
  public:
   /// `owners`: by share, the rank that has it. `name` begins those of its collectives.

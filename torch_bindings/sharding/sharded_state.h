@@ -19,7 +19,6 @@ namespace hvd::detail {
 
 class CheckpointReader;
 
-/// The state of one optimizer, in shares.
 class ShardedState {
  public:
   using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;

@@ -30,6 +30,9 @@ bool is_statistic(std::string_view name) {
   return last == "running_mean" || last == "running_var";
 }
 
+/// What travels of a buffer: the same memory, with a version counter of its own.
+at::Tensor elements_of(const at::Tensor& buffer) { return unexpanded(buffer.variable_data()); }
+
 /// In the order of their names, each once.
 SharedBuffers::Named buffers_of(const torch::nn::Module& module) {
   SharedBuffers::Named buffers;
@@ -101,8 +104,7 @@ class SharedBuffers::Sharing {
       for (const auto size : buffer.sizes())
         digest = digest_of(static_cast<std::uint64_t>(size), digest);
       if (buffer.nbytes() < kLargeBytes || is_statistic(name)) {
-        // the same memory, a version counter of its own
-        by_type[buffer.scalar_type()].buffers.push_back(buffer.variable_data());
+        by_type[buffer.scalar_type()].buffers.push_back(elements_of(buffer));
       } else {
         large.emplace_back(name, buffer);
         seen.push_back({buffer, version_of(buffer), buffer.const_data_ptr()});
@@ -218,7 +220,7 @@ void SharedBuffers::share_what_has_changed(Sharing& sharing, const JoinRounds* r
       continue;
     }
     auto& [tensors, names] = by_device[buffer.device().str()];
-    tensors.push_back(buffer.variable_data());
+    tensors.push_back(elements_of(buffer));
     names.push_back(name);
   }
   std::size_t number = 0;

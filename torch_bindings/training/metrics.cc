@@ -9,6 +9,7 @@
 #include "hvd/negotiation/values/unit_names.h"
 #include "torch_bindings/collectives/collectives.h"
 #include "torch_bindings/collectives/objects.h"
+#include "torch_bindings/collectives/tensors.h"
 
 namespace hvd {
 
@@ -130,19 +131,19 @@ AveragedBuffers::AveragedBuffers(const torch::nn::Module& module, const ProcessS
   std::vector<at::Tensor> values;
   for (const auto& [name, buffer] : by_name) {
     if (!buffer.defined() || !buffer.is_floating_point() || is_counter(name)) continue;
-    own_.emplace_back(buffer, buffer.detach().clone());
+    own_.emplace_back(buffer, detail::unexpanded(buffer.detach()).clone());
     values.push_back(own_.back().second);
   }
   if (values.empty()) return;
   const auto means = grouped_allreduce(
       values, {.name = library_name("AveragedBuffers"), .process_set = process_set});
-  for (std::size_t i = 0; i < means.size(); ++i) own_[i].first.copy_(means[i]);
+  for (std::size_t i = 0; i < means.size(); ++i) detail::unexpanded(own_[i].first).copy_(means[i]);
 }
 
 AveragedBuffers::~AveragedBuffers() {
   const at::NoGradGuard no_gradient;
   try {
-    for (auto& [buffer, value] : own_) buffer.copy_(value);
+    for (auto& [buffer, value] : own_) detail::unexpanded(buffer).copy_(value);
   } catch (const std::exception& error) {
     log(LogLevel::Error, "buffers could not be given back their own values: {}", error.what());
   }

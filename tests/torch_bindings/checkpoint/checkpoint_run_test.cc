@@ -196,10 +196,10 @@ TEST_CASE("what happens if parts do not fit: refused on all ranks, and nothing i
       last() ? checkpoint.save(net, sgd, 2, {other, average})
              : checkpoint.save(net, sgd, 2, {schedule, average});
     });
-    CHECK_MESSAGE(contains(text, "what the ranks save differs"), text);
+    CHECK_MESSAGE(contains(text, "the ranks differ"), text);
     CHECK_MESSAGE(contains(text, "hvd::CosineSchedule"), text);
     CHECK(contains(error_of<hvd::Mismatch>([&] { checkpoint.save(net, sgd, last() ? 3 : 2); }),
-                   last_rank() + ": step 3"));
+                   last_rank() + ": the step is 3"));
   }
   CHECK(checkpoint.load(net, sgd) == 1);  // without parts
   CHECK(checkpoint.load(net, sgd, {schedule, average}) == 1);

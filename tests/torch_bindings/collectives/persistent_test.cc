@@ -328,12 +328,17 @@ TEST_CASE("persistent: shutdown() ends what is under way; another world needs an
   at::Tensor tensor = torch::ones({3}), other = torch::ones({3});
   auto op = hvd::allreduce_init(tensor, {.name = "x"});
   auto idle = hvd::allreduce_init(other, {.name = "y"});
+  // which are started as the `_async` forms
+  auto turned = hvd::allreduce_init(torch::ones({3, 2}).t(), {.name = "z"});
+  auto followed = hvd::allgather_init(torch::ones({3}).requires_grad_(), {.name = "w"});
   const bool starts = hvd::rank() == 0 && hvd::size() > 1;
   if (starts) op.start();
   {
     const Restarted again{hvd::Config()};
     if (starts) CHECK_THROWS_AS(op.wait(), hvd::Shutdown);
     CHECK(contains(error_of<hvd::InvalidArgument>([&] { idle.start(); }), "anew"));
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { turned.start(); }), "anew"));
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { followed.start(); }), "anew"));
     auto fresh = hvd::allreduce_init(other, {.name = "y"});
     fresh.start();
     CHECK(same(fresh.wait(), torch::ones({3})));

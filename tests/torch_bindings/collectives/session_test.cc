@@ -166,6 +166,15 @@ TEST_CASE("AveragedBuffers: means while it lives, each rank's own after it, or k
   }
   CHECK(layer->running_mean[0].item<float>() == mean);
   const hvd::AveragedBuffers nothing(torch::nn::Linear(2, 2));
+  // whose elements share memory
+  torch::nn::Module wide("wide");
+  const at::Tensor one = torch::full({2, 1}, 1.0F * hvd::rank());
+  wide.register_buffer("wide", one.expand({2, 3}));
+  {
+    const hvd::AveragedBuffers means(wide);
+    CHECK(same(one, torch::full({2, 1}, static_cast<float>(mean))));
+  }
+  CHECK(one[1].item<float>() == hvd::rank());
   // By name, whatever the order in which a rank has registered them.
   struct Turned : torch::nn::Module {
     at::Tensor a, b;

@@ -2,6 +2,7 @@
 #include <ATen/autocast_mode.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -226,6 +227,15 @@ TEST_CASE("checkpoint takes and returns what a function does") {
                   plain = of_vector(two, third, {x * 5, 2});
     expect(mine.first + mine.rest[0], plain.first + plain.rest[0]);
   }
+  const auto of_map = [](const std::map<std::string, at::Tensor>& all) {
+    return (all.at("exponent").exp() * all.at("factor").sin()).sum();
+  };
+  const std::map<std::string, at::Tensor> named{{"exponent", x * 1}, {"factor", x * 2}};
+  expect(hvd::checkpoint(of_map, named), of_map(named));
+  const at::Tensor spoilt = hvd::checkpoint(of_map, named);
+  named.at("factor").detach().zero_();  // an input as any other
+  CHECK_THROWS_AS(spoilt.backward(), hvd::InvalidArgument);
+
   const auto [a, b] = hvd::checkpoint(
       [](const at::Tensor& h) { return std::tuple(h.exp().sum(), h.sin().sum()); }, x * 1);
   expect(a * b, x.exp().sum() * x.sin().sum());
@@ -498,9 +508,10 @@ struct NormNet : torch::nn::Module {
         torch::nn::InstanceNorm1d(torch::nn::InstanceNorm1dOptions(6).track_running_stats(true)));
   }
   at::Tensor part(const at::Tensor& x) {
-    at::Tensor own = torch::ones({}, at::kLong);
-    own += 2;  // the function's own counter, which the graph saves
-    const at::Tensor once = of_all(norm(x)).exp() * own;
+    at::Tensor own = torch::ones({}, at::kLong), real = torch::ones({}, x.options());
+    own += 2;  // the function's own counters, which the graph saves
+    real += 1;
+    const at::Tensor once = of_all(norm(x)).exp() * own * real;
     return together(instance(norm(once).unsqueeze(2).expand({-1, -1, 3})).sum(2)) * x;
   }
   at::Tensor forward(const at::Tensor& x) {
@@ -513,20 +524,27 @@ struct NormNet : torch::nn::Module {
   torch::nn::InstanceNorm1d instance{nullptr};
 };
 
-TEST_CASE("checkpoint: batch norm's running statistics take each batch once") {
-  NormNet with(true), without(false);
-  const at::Tensor x = data({4, 6}, kFloat, hvd::rank());
-  for (int step = 0; step < 2; ++step)
-    for (NormNet* const net : {&with, &without}) {
-      net->zero_grad();
-      net->forward((x * (step + 1)).requires_grad_()).square().sum().backward();
+TEST_CASE(
+    "checkpoint: batch norm's running statistics take each batch once, also where Module::to() has "
+    "made its counter a floating number") {
+  for (const auto type : {kFloat, kDouble}) {
+    NormNet with(true), without(false);
+    if (type == kDouble) with.to(type), without.to(type);
+    const at::Tensor x = data({4, 6}, type, hvd::rank());
+    for (int step = 0; step < 2; ++step)
+      for (NormNet* const net : {&with, &without}) {
+        net->zero_grad();
+        net->forward((x * (step + 1)).requires_grad_()).square().sum().backward();
+      }
+    check_same_gradients(with, without);
+    for (const auto& buffer : with.named_buffers()) {
+      CAPTURE(buffer.key());
+      CHECK(same(buffer.value(), without.named_buffers()[buffer.key()]));
     }
-  check_same_gradients(with, without);
-  for (const auto& buffer : with.named_buffers()) {
-    CAPTURE(buffer.key());
-    CHECK(same(buffer.value(), without.named_buffers()[buffer.key()]));
+    CHECK(
+        (with.norm->num_batches_tracked.scalar_type() == (type == kDouble ? kDouble : at::kLong)));
+    CHECK(with.norm->num_batches_tracked.item<std::int64_t>() == 4);
   }
-  CHECK(with.norm->num_batches_tracked.item<std::int64_t>() == 4);
 }
 
 TEST_CASE("checkpoint in several threads at once") {

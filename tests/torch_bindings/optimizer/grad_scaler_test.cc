@@ -444,8 +444,8 @@ TEST_CASE("bf16 autocast, loss scaling and reduction together learn on all ranks
 }
 
 TEST_CASE(
-    "GradScaler: a gradient that one rank alone cannot unscale is told to all, and the next step "
-    "is made") {
+    "GradScaler: a gradient that one rank alone cannot unscale is told to all, nothing is divided, "
+    "and the next step is made") {
   Sequential net = small_model(last() ? kHalf : kFloat);
   SGD plain = sgd(net);
   GradScaler scaler({.init_scale = 4});
@@ -459,6 +459,13 @@ TEST_CASE(
     scaler.update(4);
   };
   told(plain, "fp16 gradients");
+  if (last())
+    for (auto& parameter : net->parameters())
+      parameter.mutable_grad() = torch::ones_like(parameter, kFloat);
+  scaler.unscale_(plain);  // which divides once
+  for (const auto& parameter : net->parameters())
+    CHECK(torch::equal(parameter.grad(), torch::full_like(parameter.grad(), 0.25)));
+  scaler.update(4);
 
   Sequential half = small_model(kBFloat16);
   SGD wrapped = sgd(half);

@@ -138,6 +138,39 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "what happens to a buffer whose elements share memory: all get the first rank's, small or "
+    "large, and with uneven batches") {
+  struct Expanded : torch::nn::Module {
+    Expanded() {
+      layer = register_module("layer", Linear(6, 3));
+      layer->to(kDouble);
+      const torch::NoGradGuard no_gradient;
+      for (auto& parameter : parameters())
+        parameter.copy_(data(parameter.sizes(), kDouble, 0) * 0.3);
+      few = torch::full({3, 1}, hvd::rank(), kDouble);
+      one = torch::full({1, 1}, hvd::rank(), kFloat);
+      register_buffer("few", few.expand({3, 4}));
+      register_buffer("many", one.expand({256, 256}));
+    }
+    at::Tensor forward(const at::Tensor& x) { return layer(x); }
+    Linear layer{nullptr};
+    at::Tensor few, one;
+  };
+  const auto net = std::make_shared<Expanded>();
+  DistributedDataParallel<Expanded> ddp(net);
+  const auto pass = [&](int step) {
+    loss(ddp, hvd::rank(), step).backward();
+    CHECK(same(net->few, torch::full({3, 1}, step, kDouble)));
+    CHECK(same(net->one, torch::full({1, 1}, step, kFloat)));
+    net->few.fill_(hvd::rank() + step + 1);
+    net->one.fill_(hvd::rank() + step + 1);
+  };
+  for (int step = 0; step < 3; ++step) pass(step);
+  auto guard = ddp.join();
+  for (int step = 3; step < 5; ++step) pass(step);
+}
+
+TEST_CASE(
     "what happens to large buffers with uneven batches: ranks that still train share what has "
     "changed") {
   const auto net = std::make_shared<WithBuffers>();

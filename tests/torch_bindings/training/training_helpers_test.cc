@@ -408,6 +408,20 @@ TEST_CASE("DataParallel: replicas are kept, and follow what becomes of the modul
 }
 
 TEST_CASE(
+    "DataParallel: replicas of a pass in inference mode do not serve where gradients are made") {
+  Twins twins;
+  for (int i = 0; i < 2; ++i) {
+    {
+      const c10::InferenceMode inference;
+      for (int again = 0; again < 2; ++again)
+        CHECK(same(twins.forward(twins.input(9, again)),
+                   hvd::data_parallel(twins.cloned, twins.input(9, again), 3)));
+    }
+    twins.check();
+  }
+}
+
+TEST_CASE(
     "DataParallel: passes under way have replicas of their own; two modules in turn; threads; a "
     "pass that fails") {
   Twins twins;

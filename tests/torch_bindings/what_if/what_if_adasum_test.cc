@@ -2,6 +2,8 @@
 // rank's own step has changed.
 #include <functional>
 #include <stdexcept>
+#include <string>
+#include <utility>
 
 #include "tests/torch_bindings/tied_net.h"
 
@@ -12,6 +14,7 @@ using at::kDouble, at::kFloat;
 using hvd::DistributedOptimizer;
 using hvd::ReduceOp;
 using torch::optim::Optimizer, torch::optim::SGD, torch::optim::SGDOptions;
+using LossClosure = Optimizer::LossClosure;
 
 /// By hand, in double: pairs of neighbours, then pairs of their results; one that is left over
 /// waits.
@@ -277,6 +280,90 @@ TEST_CASE(
   small_loss(net, hvd::rank(), 0).backward();
   CHECK_THROWS_AS(optimizer.step(), std::runtime_error);
   CHECK(same(flat(net), before));
+}
+
+TEST_CASE(
+    "what happens if one rank's step, or its closure, throws with Adasum: all throw, no step is "
+    "made, and training goes on") {
+  if (hvd::size() == 1) return;
+  struct Throwing : SGD {
+    using SGD::SGD;
+    at::Tensor step(LossClosure closure = nullptr) override {
+      const at::Tensor loss = SGD::step(std::move(closure));
+      if (words) throw std::runtime_error(words);
+      return loss;
+    }
+    const char* words = nullptr;
+  };
+  torch::nn::Sequential net = small_model();
+  Throwing sgd(net->parameters(), SGDOptions(0.1).momentum(0.9));
+  DistributedOptimizer optimizer(sgd, net->named_parameters(), {.op = ReduceOp::Adasum});
+  int number = 0;
+  const auto backward = [&] {
+    optimizer.zero_grad();
+    const at::Tensor loss = small_loss(net, hvd::rank(), number++);
+    loss.backward();
+    return loss;
+  };
+  for (const std::string words : {"out of memory", "out of data", ""}) {
+    CAPTURE(words);
+    const at::Tensor before = flat(net);
+    if (last() && words != "out of data") sgd.words = words.c_str();
+    const auto step = [&] {
+      if (words == "out of memory") backward();
+      optimizer.step(words == "out of memory" ? LossClosure() : LossClosure([&] {
+        const at::Tensor loss = backward();
+        if (last() && words == "out of data") throw std::runtime_error(words);
+        return loss;
+      }));
+    };
+    if (last()) {
+      CHECK(error_of<std::runtime_error>(step) == words);
+    } else {
+      const std::string text = error_of<hvd::Mismatch>(step);
+      CAPTURE(text);
+      CHECK(contains(text, last_rank() + " has made no step: " +
+                               (words.empty() ? "an exception without words" : words)));
+    }
+    CHECK(same(flat(net), before));
+    sgd.words = nullptr;
+    for (int more = 0; more < 2; ++more) {
+      backward();
+      optimizer.step();
+    }
+    CHECK(same_on_all_ranks(flat(net)));
+    CHECK(!same(flat(net), before));
+  }
+}
+
+TEST_CASE(
+    "what happens if one rank alone steps the wrapped optimizer with Adasum: all throw, whether or "
+    "not replicas are compared") {
+  if (hvd::size() == 1) return;
+  for (const bool compared : {true, false}) {
+    CAPTURE(compared);
+    hvd::Config config = hvd::Config::from_environment();
+    config.replica_guard = compared ? hvd::ReplicaGuard::Slice : hvd::ReplicaGuard::Off;
+    const Restarted world(config);
+    torch::nn::Sequential net = small_model();
+    SGD sgd(net->parameters(), SGDOptions(0.1).momentum(0.9));
+    DistributedOptimizer optimizer(sgd, net->named_parameters(), {.op = ReduceOp::Adasum});
+    optimizer.zero_grad();
+    small_loss(net, hvd::rank(), 0).backward();
+    if (last()) sgd.step();
+    const auto step = [&] { optimizer.step(); };
+    const std::string text =
+        last() ? error_of<hvd::InvalidArgument>(step) : error_of<hvd::Mismatch>(step);
+    CAPTURE(text);
+    CHECK(contains(text, !last() && compared
+                             ? "parameters are not equal"
+                             : "step() of the optimizer that a DistributedOptimizer is around"));
+    hvd::broadcast_parameters(*net, 0);
+    optimizer.zero_grad();
+    small_loss(net, hvd::rank(), 1).backward();
+    optimizer.step();
+    CHECK(same_on_all_ranks(flat(net)));
+  }
 }
 
 TEST_CASE(

@@ -254,7 +254,7 @@ TEST_CASE(
   hvd::DistributedOptimizer optimizer(adam, net->named_parameters(),
                                       {.shard_optimizer_state = last()});
   CHECK(contains(error_of<hvd::Mismatch>([&] { checkpoint.save(net, optimizer, 2); }),
-                 grouping("an optimizer that is not sharded", "a sharded optimizer")));
+                 grouping("the optimizer is not sharded", "the optimizer is sharded")));
   torch::optim::Adam other(net->parameters());
   CHECK(checkpoint.load(net, other) == 1);
 }
