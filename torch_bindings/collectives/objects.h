@@ -6,6 +6,7 @@
 // Tested in tests/torch_bindings/optimizer/parameters_test.cc
 
 #include <c10/util/Type.h>
+#include <torch/optim/optimizer.h>
 #include <torch/serialize.h>
 
 #include <functional>
@@ -282,6 +283,8 @@ T receiver_apart(const T& object) {
 /// reason; Mismatch if `T` is written differently, or the root is another, on some.
 template <class T>
 T broadcast_object(const T& object, int root_rank, const ProcessSet& process_set = {}) {
+  static_assert(!std::is_base_of_v<torch::optim::Optimizer, T>,
+                "an optimizer cannot be returned: call broadcast_optimizer_state()");
   std::string text, failure;
   if (rank() == root_rank) text = detail::written(object, failure);
   std::istringstream in(detail::broadcast_text(std::move(text), root_rank, process_set, failure,

@@ -6,6 +6,7 @@
 
 #include "hvd/api/world.h"
 #include "hvd/base/text.h"
+#include "hvd/negotiation/values/signature.h"
 #include "torch_bindings/collectives/collectives.h"
 #include "torch_bindings/collectives/tensors.h"
 
@@ -33,31 +34,36 @@ void check(const at::Tensor& tensor, const AllreduceOptions& options) {
     throw InvalidArgument(formatted("sparse_allreduce '{}': bool is not supported", options.name));
 }
 
-/// The numbers that come first in a row, before the sizes: all ranks must ask for the same.
+/// The numbers that come first in a row, before the type and the sizes: all ranks must ask for the
+/// same.
 constexpr std::int64_t kTerms = 3;
-std::vector<std::int64_t> terms_of(const AllreduceOptions& options) {
-  return {static_cast<std::int64_t>(options.op),
-          std::bit_cast<std::int64_t>(options.prescale_factor),
-          std::bit_cast<std::int64_t>(options.postscale_factor)};
+std::vector<std::int64_t> row_of(const at::Tensor& tensor, const AllreduceOptions& options) {
+  std::vector<std::int64_t> row{
+      static_cast<std::int64_t>(options.op), std::bit_cast<std::int64_t>(options.prescale_factor),
+      std::bit_cast<std::int64_t>(options.postscale_factor),
+      static_cast<std::int64_t>(detail::data_type_of(tensor, "sparse_allreduce"))};
+  row.insert(row.end(), tensor.sizes().begin(), tensor.sizes().end());
+  return row;
 }
 
 /// The rows that the ranks sent must be the same.
 void check_rows(const at::Tensor& rows, const std::string& name, const std::vector<int>& ranks) {
   if (rows.eq(rows[0]).all().item<bool>()) return;
-  const at::Tensor sizes = rows.slice(1, kTerms);
-  const bool same_shape = sizes.eq(sizes[0]).all().item<bool>();
-  std::string text;
+  const at::Tensor tensors = rows.slice(1, kTerms);
+  const bool same_tensors = tensors.eq(tensors[0]).all().item<bool>();
+  std::vector<std::string> texts;
   for (std::int64_t i = 0; i < rows.size(0); ++i) {
     const at::Tensor row = rows[i].contiguous();
     const auto* const said = row.const_data_ptr<std::int64_t>();
-    text += formatted("{}rank {}: ", i == 0 ? "" : "; ", ranks[static_cast<std::size_t>(i)]);
-    text += same_shape ? formatted("{} * {} * {}", name_of(static_cast<ReduceOp>(said[0])),
-                                   std::bit_cast<double>(said[1]), std::bit_cast<double>(said[2]))
-                       : to_string(Shape(said + kTerms, said + row.numel()));
+    texts.push_back(same_tensors
+                        ? formatted("{} * {} * {}", name_of(static_cast<ReduceOp>(said[0])),
+                                    std::bit_cast<double>(said[1]), std::bit_cast<double>(said[2]))
+                        : formatted("{} {}", name_of(static_cast<DataType>(said[kTerms])),
+                                    to_string(Shape(said + kTerms + 1, said + row.numel()))));
   }
   throw Mismatch(formatted("sparse_allreduce '{}': the {} between ranks: {}", name,
-                           same_shape ? "reduce op and scale factors differ" : "shape differs",
-                           text));
+                           same_tensors ? "reduce op and scale factors differ" : "tensor differs",
+                           grouped_by_rank(ranks, texts)));
 }
 
 /// Returns the type that values are added up in: as of dense tensors, sums of 16-bit floats and of
@@ -90,9 +96,8 @@ Handle<at::Tensor> sparse_allreduce_async(const at::Tensor& tensor,
                                 .to(type)
                                 .to(detail::scalar_type_of(wire));
   const at::Tensor indices = mine.indices().t().contiguous();
-  std::vector<std::int64_t> row = terms_of(options);
-  row.insert(row.end(), mine.sizes().begin(), mine.sizes().end());
-  const at::Tensor rows = torch::tensor(row, at::kLong).to(mine.device()).unsqueeze(0);
+  const at::Tensor rows =
+      torch::tensor(row_of(mine, options), at::kLong).to(mine.device()).unsqueeze(0);
   const std::string name = options.name.empty() ? "" : options.name + ".sparse";
   const auto handle = grouped_allgather_async(
       {rows, indices, values},

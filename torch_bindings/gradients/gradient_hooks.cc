@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "hvd/world.h"
+#include "torch_bindings/collectives/tensors.h"
 
 namespace hvd::detail {
 
@@ -43,6 +44,12 @@ std::unique_ptr<PostAccumulateGradHook>* find(const at::Tensor& parameter, const
 }
 
 }  // namespace
+
+bool gets_gradients(const at::Tensor& parameter) {
+  const auto type = parameter.scalar_type();
+  return parameter.requires_grad() ||
+         (torch::autograd::isDifferentiableType(type) && is_carried(type));
+}
 
 void add_gradient_hook(const at::Tensor& parameter, const void* owner, std::function<void()> call) {
   torch::autograd::impl::materialize_autograd_meta(parameter);

@@ -12,6 +12,10 @@
 
 namespace hvd::detail {
 
+/// Returns whether the parameter may get a gradient that is to be reduced. One of integers or bool
+/// never does, and one of a type that does not travel is left out while it is frozen.
+bool gets_gradients(const at::Tensor& parameter);
+
 /// Puts a hook on the parameter, on top of what is there.
 void add_gradient_hook(const at::Tensor& parameter, const void* owner, std::function<void()> call);
 /// Takes the owner's hook off, wherever it is; what was below it moves up. Does nothing if it is

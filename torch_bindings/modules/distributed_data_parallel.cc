@@ -81,6 +81,7 @@ ModuleReducer::ModuleReducer(std::shared_ptr<torch::nn::Module> module,
       buffers_(module_, formatted("ddp.{}/buffers", number_), options_.process_set),
       kept_(std::make_unique<ReplicaComparer>(formatted("ddp.{}/kept buffers", number_),
                                               options_.process_set, "buffer")) {
+  if (!options_.process_set.included()) return;  // this rank trains by itself
   note_joins(options_.process_set, joins_);
   broadcast_parameters(*module_, options_.process_set.ranks().front(), options_.process_set);
   if (options_.broadcast_buffers) buffers_.are_equal();
@@ -106,8 +107,7 @@ void ModuleReducer::add_reducer(const Named& parameters, int number) {
   reduction.gradients_are_views = options_.gradients_are_views;
   std::vector<GradientReducer::Named> named;
   for (const auto& [name, parameter] : parameters) named.push_back({name, parameter});
-  auto reducer =
-      std::make_shared<GradientReducer>(std::move(named), std::move(reduction), number, "ddp");
+  auto reducer = std::make_shared<GradientReducer>(named, std::move(reduction), number, "ddp");
   reducer->set_join(rounds_);
   if (!reducers_.empty()) reducer->set_weight(reducers_.front()->weight());
   // The hooks are taken off before this ends.
@@ -136,7 +136,8 @@ std::vector<at::Tensor> ModuleReducer::compression_memory() const {
 
 ModuleReducer::Pass::Pass(ModuleReducer& reducer)
     : reducer_(reducer),
-      synchronized_(at::GradMode::is_enabled() && reducer.unsynchronized == 0),
+      synchronized_(at::GradMode::is_enabled() && reducer.unsynchronized == 0 &&
+                    !reducer.reducers_.empty()),
       training_(reducer.module_->is_training()) {
   require_current(reducer_.world_, "DistributedDataParallel");
   reducer_.before_forward(synchronized_);
@@ -177,6 +178,7 @@ void ModuleReducer::Pass::done() {
 }
 
 void ModuleReducer::before_forward(bool synchronized) {
+  if (reducers_.empty()) return;
   if (get_current_graph_task_id() == -1) {
     end_backward(/*has_thrown=*/true);  // if one is left over
     if (at::GradMode::is_enabled())
@@ -424,6 +426,7 @@ void ModuleReducer::finish_pass(std::size_t reducer, bool has_thrown) {
 
 JoinGuard ModuleReducer::join(const JoinOptions& options) {
   require_current(world_, "DistributedDataParallel");
+  if (reducers_.empty()) return {};
   end_failed_backward();
   if (options_.process_set.size() > 1)
     for (const auto& layer : module_->named_modules())

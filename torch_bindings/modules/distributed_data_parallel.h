@@ -170,7 +170,8 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   Named frozen_;                                 ///< parameters that require no gradient so far
   Named unfrozen_;  ///< those that have no reducer before this backward pass ends
   std::unordered_set<const void*> known_;  ///< all parameters: those of reducers and frozen ones
-  /// The first from the start, one more for each set of parameters that were unfrozen later.
+  /// The first from the start, one more for each set of parameters that were unfrozen later; none
+  /// on a rank outside of the process set.
   std::vector<std::shared_ptr<GradientReducer>> reducers_;
   std::size_t agreed_ = 1;              ///< reducers that all ranks are known to have
   std::shared_ptr<JoinRounds> rounds_;  ///< null outside join()
@@ -203,12 +204,13 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
 template <class Wrapped>
 class DistributedDataParallel : public torch::nn::Module {
  public:
-  /// Makes the first rank's parameters and buffers those of all. Collective over the process set.
-  /// Parameters that require no gradient now are reduced from the first forward pass on in which
-  /// they do, on all ranks the same one (else Mismatch on all, in the next backward pass); if a
-  /// DistributedOptimizer is around one by then, it is left to that. Throws Mismatch if the ranks'
-  /// modules differ; InvalidArgument, before anything is sent, if none does, or for a parameter
-  /// that a DistributedOptimizer is around at present: its gradient would be reduced twice.
+  /// Makes the first rank's parameters and buffers those of all. Collective over the process set; a
+  /// rank outside of it trains by itself, as the module alone does. Parameters that require no
+  /// gradient now are reduced from the first forward pass on in which they do, on all ranks the
+  /// same one (else Mismatch on all, in the next backward pass); if a DistributedOptimizer is around
+  /// one by then, it is left to that. Throws Mismatch if the ranks' modules differ; InvalidArgument,
+  /// before anything is sent, if none does, or for a parameter that a DistributedOptimizer is around
+  /// at present: its gradient would be reduced twice.
   explicit DistributedDataParallel(std::shared_ptr<Wrapped> module,
                                    DistributedDataParallelOptions options = {})
       : torch::nn::Module("DistributedDataParallel"),

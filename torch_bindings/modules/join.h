@@ -63,6 +63,8 @@ class [[nodiscard]] JoinGuard {
     std::function<void()> end;                   ///< the wrapper goes on without a guard, anew
     World world = World::current();              ///< the wrapper's
   };
+  /// Makes a guard without effect: that of a rank outside of the wrapper's process set.
+  JoinGuard() = default;
   /// Begins the scope; join() of a wrapper does it.
   explicit JoinGuard(Parts parts);
   /// Does what end() does. Left by an exception, it makes the other ranks' next reduction (or the
@@ -83,7 +85,7 @@ class [[nodiscard]] JoinGuard {
   void finish(bool failed);
 
   std::unique_ptr<Parts> parts_;
-  int exceptions_;
+  int exceptions_ = 0;
 };
 
 }  // namespace hvd

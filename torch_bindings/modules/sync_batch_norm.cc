@@ -244,8 +244,8 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
     // the average of all batches so far
     if (!options.momentum()) momentum = 1 / num_batches_tracked.item<double>();
   }
-  const bool is_alone = process_set_.size() == 1;
-  if (is_training() && is_alone && input.numel() == options.num_features()) throw too_few_values();
+  const bool is_alone = is_training() && process_set_.size() == 1;
+  if (is_alone && input.numel() == options.num_features()) throw too_few_values();
   if (!is_training() || is_alone)
     return torch::batch_norm(input, weight, bias, running_mean, running_var,
                              is_training() || !options.track_running_stats(), momentum,

@@ -55,6 +55,7 @@ void AdasumDeltas::add(const Named& parameters, std::size_t first) {
   const at::NoGradGuard no_gradient;
   std::vector<Slot> added;  // all or none
   for (std::size_t i = first; i < parameters.size(); ++i) {
+    if (!detail::gets_gradients(parameters[i].second)) continue;
     added.push_back({parameters[i].first, parameters[i].second, {}, {}, {}});
     make_room(added.back());
   }

@@ -8,6 +8,7 @@
 
 #include "hvd/api/world.h"
 #include "hvd/base/text.h"
+#include "torch_bindings/gradients/gradient_hooks.h"
 #include "torch_bindings/gradients/gradient_owners.h"
 #include "torch_bindings/parameters/wrappers.h"
 #include "torch_bindings/reducer/reducer.h"
@@ -153,15 +154,17 @@ void OptimizerParts::take_in(std::size_t first) {
                               .witness = watch});
     return deltas->add(parameters, first);
   }
+  Named stepped(parameters.begin() + static_cast<std::ptrdiff_t>(first), parameters.end());
+  std::erase_if(stepped, [](const auto& named) { return !gets_gradients(named.second); });
   const std::string part = first == 0 ? "" : formatted("/added.{}", reducers.size());
   auto reducer =
       std::make_shared<GradientReducer>(from(parameters, first), options, number_, "optimizer",
                                         GradientReducer::Taking::ByDevice, part);
   const auto runs = options.shard_gradients ? reducer->parameters_by_bucket() : ShardRuns{};
   if (shards) {
-    shards->add(parameters, first, runs);
+    shards->add(stepped, 0, runs);
   } else if (options.shard_optimizer_state || options.share_parameters) {
-    shards = std::make_unique<OptimizerShards>(wrapped, options.process_set, name, parameters,
+    shards = std::make_unique<OptimizerShards>(wrapped, options.process_set, name, stepped,
                                                options.share_parameters, master_copies(), runs);
   }
   if (shards_gradients()) reducer->keep_shares(&shards->keep_gradients());

@@ -162,8 +162,9 @@ Optimizer& holder_of(Optimizer& optimizer) {
 }
 
 Statements outline_of(Optimizer& optimizer) {
+  const bool sharded = is_sharded(optimizer);
   Statements outline{
-      {"the optimizer's state", is_sharded(optimizer) ? "sharded" : "not sharded"},
+      {"the optimizer's state", sharded ? "sharded" : "not sharded"},
       {"the number of parameter groups", formatted("{}", optimizer.param_groups().size())}};
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
   const NamesByGroup names =
@@ -171,8 +172,10 @@ Statements outline_of(Optimizer& optimizer) {
   const RepeatedParameters each_once(optimizer, Places::LeftOut);
   for (std::size_t g = 0; g < names.size(); ++g)
     for (std::size_t p = 0; p < names[g].size(); ++p)
-      outline.emplace_back(formatted("parameter '{}' of group {}", names[g][p], g),
-                           describe(optimizer.param_groups()[g].params()[p]));
+      outline.emplace_back(
+          formatted("parameter '{}' of group {}", names[g][p], g),
+          (sharded ? formatted("number {}, ", p) : "") +  // its state goes by place
+              describe(optimizer.param_groups()[g].params()[p]));
   for (std::size_t g = 0; g < optimizer.param_groups().size() && names.empty(); ++g)
     for (std::size_t p = 0; p < optimizer.param_groups()[g].params().size(); ++p)
       outline.emplace_back(formatted("parameter {} of group {}", p, g),

@@ -16,7 +16,8 @@ namespace hvd {
 
 namespace {
 
-/// Here, where nothing is under way yet, and not in the middle of a backward pass.
+/// Returns those that get gradients. Refuses others than the rank's GPU here, where nothing is
+/// under way yet, and not in the middle of a backward pass.
 std::vector<NamedParameter> on_gpu_of_rank(std::vector<NamedParameter> parameters) {
   const int device = engine()->device();
   for (const auto& [name, parameter] : parameters) {
@@ -27,6 +28,8 @@ std::vector<NamedParameter> on_gpu_of_rank(std::vector<NamedParameter> parameter
                   "(hvd::local_device()); move the model there before it is wrapped",
                   name, parameter.device().str(), rank(), device));
   }
+  std::erase_if(parameters,
+                [](const auto& named) { return !detail::gets_gradients(named.parameter); });
   return parameters;
 }
 
@@ -64,9 +67,9 @@ void throw_pass_away(ReducerBuckets& buckets, RoundHistory& history, bool alone)
 
 }  // namespace
 
-GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options,
-                                 int number, const std::string& kind, Taking taking,
-                                 const std::string& part)
+GradientReducer::GradientReducer(const std::vector<Named>& parameters,
+                                 DistributedOptimizerOptions options, int number,
+                                 const std::string& kind, Taking taking, const std::string& part)
     : options_(std::move(options)),
       owner_(options_.process_set, kind),
       name_(formatted("{}.{}{}", kind, number, part)),
@@ -74,7 +77,7 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
       weights_(options_.process_set),
       history_(name_),
       replicas_(name_, options_.process_set),
-      buckets_(on_gpu_of_rank(std::move(parameters)), options_, name_, taking,
+      buckets_(on_gpu_of_rank(parameters), options_, name_, taking,
                {.weights = weights_,
                 .history = history_,
                 .replicas = replicas_,
@@ -94,7 +97,9 @@ GradientReducer::GradientReducer(std::vector<Named> parameters, DistributedOptim
                     }}) {
   note_joins(options_.process_set, joins_);
   for (const auto& slot : buckets_.slots()) owner_.add(slot.named.parameter);
-  replicas_.watch(this->parameters());
+  ReplicaComparer::Named watched;
+  for (const auto& [name, parameter] : parameters) watched.emplace_back(name, parameter);
+  replicas_.watch(watched);
 }
 
 void GradientReducer::keep_shares(GradientKeeper* keeper) {

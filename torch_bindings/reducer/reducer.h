@@ -58,9 +58,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   };
   /// `number` tells the optimizers of a process apart, equally on all ranks; `kind` what else has
   /// gradients reduced; `part` what one of them has several of.
-  GradientReducer(std::vector<Named> parameters, DistributedOptimizerOptions options, int number,
-                  const std::string& kind = "optimizer", Taking taking = Taking::ByDevice,
-                  const std::string& part = "");
+  GradientReducer(const std::vector<Named>& parameters, DistributedOptimizerOptions options,
+                  int number, const std::string& kind = "optimizer",
+                  Taking taking = Taking::ByDevice, const std::string& part = "");
 
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
@@ -119,7 +119,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   [[nodiscard]] const ProcessSet& process_set() const { return options_.process_set; }
   /// Returns whether one of the parameters requires a gradient now.
   [[nodiscard]] bool requires_gradients() const;
-  /// Returns the parameters, each once, with their names.
+  /// Returns the parameters whose gradients it reduces, each once, with their names.
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> parameters() const;
   /// Returns the parameters whose gradients travel together.
   [[nodiscard]] std::vector<std::vector<at::Tensor>> parameters_by_bucket() const {

@@ -10,6 +10,7 @@
 #include "hvd/engine/engine.h"
 #include "torch_bindings/collectives/encodings.h"
 #include "torch_bindings/gradients/bucket_layout.h"
+#include "torch_bindings/gradients/gradient_hooks.h"
 
 namespace hvd {
 
@@ -60,9 +61,11 @@ std::vector<std::vector<std::size_t>> lists_of(const std::vector<std::vector<at:
     auto& list = lists.emplace_back();
     for (const auto& parameter : group) {
       const auto place = places.find(parameter.unsafeGetTensorImpl());
-      if (place == places.end())
+      if (place != places.end()) {
+        list.push_back(place->second);
+      } else if (detail::gets_gradients(parameter)) {
         throw InvalidArgument("groups: a tensor that is no parameter of the optimizer");
-      list.push_back(place->second);
+      }
     }
   }
   return lists;

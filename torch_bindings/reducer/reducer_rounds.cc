@@ -248,8 +248,8 @@ void ReducerBuckets::reduce_sparse(Round round) {
                                : gradient.to_sparse(1);
     if (context_.weights.are_asked()) mine = context_.weights.weighed(mine);
     AllreduceOptions options{.name = formatted("{}/sparse gradient of {}", name_, slot.named.name),
-                             .process_set = options_.process_set,
-                             .compression = options_.compression};
+                             .process_set = options_.process_set};
+    if (!options_.compression.needs_memory()) options.compression = options_.compression;
     scale_gradients(options, options_);
     if (context_.history.is_failing()) options.prescale_factor = 0;  // fits no other round
     under_way.emplace_back(&slot, sparse_allreduce_async(mine, options));
@@ -267,7 +267,7 @@ void ReducerBuckets::compare() {
   if (buckets_.empty()) {
     context_.replicas.begin_round();  // as in any round
     context_.replicas.end_round();
-    compressor_->compare(history.announced());
+    if (compressor_) compressor_->compare(history.announced());
     return history.drop_announcement();
   }
   history.end_round();  // it is none that a rank could take for its next one

@@ -95,8 +95,11 @@ void ExponentialMovingAverage::update() {
   const auto t = static_cast<double>(updates_++);
   const double decay =
       options_.warm_up ? std::min(options_.decay, (1 + t) / (10 + t)) : options_.decay;
-  for (const auto i : unique_)
-    averages_[i].lerp_(value_of(parameters_[i]).to(averages_[i].scalar_type()), 1 - decay);
+  for (const auto i : unique_) {
+    const at::Tensor now = value_of(parameters_[i]).to(averages_[i].scalar_type());
+    now.is_floating_point() || now.is_complex() ? averages_[i].lerp_(now, 1 - decay)
+                                                : averages_[i].copy_(now);
+  }
   for (auto& [buffer, average, counts, kept] : buffers_) {
     const at::Tensor now = buffer.detach().to(average.scalar_type());
     if (counts) {

@@ -7,7 +7,7 @@
 /// averaged once. Averages of 16-bit parameters are in fp32; where a MasterWeights has a
 /// parameter's master on this rank, the master is averaged, and where a DistributedOptimizer has
 /// shared the masters out, the parameter. Of a module the floating-point buffers (running
-/// statistics) are averaged as well, and the others (counters, integers) copied. It is for the
+/// statistics) are averaged as well; what is of integers (counters, masks) is copied. It is for the
 /// optimizer's thread, owns the averages and shares the parameters.
 // Tested in tests/torch_bindings/training/training_helpers_test.cc,
 // tests/torch_bindings/what_if/what_if_average_test.cc

@@ -51,13 +51,19 @@ TEST_CASE("sparse allreduce: the sum of what is where, as dense would give") {
   const auto said = error_of<hvd::Mismatch>(
       [&] { hvd::sparse_allreduce(torch::ones({last() ? 3 : 2}).to_sparse(), {.name = "sized"}); });
   CHECK(contains(said, "'sized'"));
-  CHECK(contains(said, "[3]"));
+  CHECK(contains(said, grouping("float32 [2]", "float32 [3]")));
   const at::Tensor two = torch::ones({2}).to_sparse();
   const auto op = error_of<hvd::Mismatch>([&] {
     hvd::sparse_allreduce(two, {.name = "op", .op = last() ? ReduceOp::Sum : ReduceOp::Average});
   });
   CHECK(contains(op, "reduce op"));
-  CHECK(contains(op, "rank 0: average"));
+  CHECK(contains(op, grouping("average * 1 * 1", "sum * 1 * 1")));
+  const auto type = error_of<hvd::Mismatch>([&] {
+    hvd::sparse_allreduce(two.to(last() ? kDouble : kFloat),
+                          {.name = "type", .compression = hvd::Compression::fp16()});
+  });
+  CHECK(contains(type, "'type'"));
+  CHECK(contains(type, grouping("float32 [2]", "float64 [2]")));
   CHECK_THROWS_AS(
       hvd::sparse_allreduce(two, {.name = "scale", .prescale_factor = last() ? 2.0 : 1.0}),
       hvd::Mismatch);

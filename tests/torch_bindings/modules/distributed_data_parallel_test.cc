@@ -360,6 +360,48 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "DistributedDataParallel: a rank outside of the process set trains by itself, as the module "
+    "does") {
+  const auto set = hvd::add_process_set(hvd::size() > 2 ? std::vector<int>{1, hvd::size() - 1}
+                                                        : std::vector<int>{0});
+  const bool outside = !set.included();
+  const auto norm = [] { return torch::nn::BatchNorm1d(3); };
+  Sequential net = unlike_model(hvd::rank()), alone = unlike_model(hvd::rank());
+  for (auto* each : {&net, &alone}) (*each)->push_back(norm());
+  for (auto* each : {&net, &alone}) (*each)->to(kDouble);
+  DistributedDataParallel ddp(net, {.process_set = set});
+  torch::optim::SGD sgd(net->parameters(), 0.1), plain(alone->parameters(), 0.1);
+  const auto step = [&](int number, bool local) {
+    sgd.zero_grad();
+    plain.zero_grad();
+    if (local) {
+      const auto guard = ddp.no_sync();
+      loss(ddp, hvd::rank(), number).backward();
+      loss(*alone, hvd::rank(), number).backward();
+    }
+    loss(ddp, hvd::rank(), number + 1).backward();
+    loss(*alone, hvd::rank(), number + 1).backward();
+    if (outside) CHECK(gradients_differ(net->parameters(), alone->parameters()) == 0);
+    sgd.step();
+    plain.step();
+  };
+  for (int number = 0; number < 3; ++number) step(number, number == 1);
+  if (outside) ddp.set_weight(2);
+  {
+    const auto guard = ddp.join({.optimizer = &sgd});
+    for (int number = 3; number < 4 + hvd::rank(); ++number) step(number, false);
+  }
+  hvd::remove_process_set(set);
+  if (!outside) return;
+  step(9, true);
+  for (std::size_t i = 0; i < net->buffers().size(); ++i)
+    CHECK(same(net->buffers()[i], alone->buffers()[i]));
+  ddp.eval();
+  alone->eval();
+  CHECK(same(ddp.forward(input(0, 0)), alone->forward(input(0, 0))));
+}
+
+TEST_CASE(
     "DistributedDataParallel: in a set of its own, with predivision, 16 bits and sparse "
     "gradients") {
   const std::vector<int> ranks =

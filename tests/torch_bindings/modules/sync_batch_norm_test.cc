@@ -205,6 +205,23 @@ TEST_CASE("SyncBatchNorm: a set of its own, one value per rank, and no value at 
   hvd::remove_process_set(pair);
 }
 
+TEST_CASE("SyncBatchNorm in evaluation needs neither its set nor a running library") {
+  const auto set = hvd::add_process_set(everyone());
+  SyncBatchNorm of_set(BatchNormOptions(2), set), of_all(BatchNormOptions(2));
+  hvd::remove_process_set(set);
+  const at::Tensor x = data({4, 2}, kFloat, hvd::rank());
+  torch::nn::BatchNorm1d alone(BatchNormOptions(2));
+  alone->eval();
+  of_set->eval();
+  CHECK(same(of_set->forward(x), alone->forward(x)));
+  hvd::shutdown();
+  of_all->eval();
+  for (auto layer : {of_set, of_all}) CHECK(same(layer->forward(x), alone->forward(x)));
+  of_all->train();
+  CHECK_THROWS_AS(of_all->forward(x), hvd::NotInitialized);
+  hvd::init();
+}
+
 TEST_CASE("SyncBatchNorm: what is refused, how it is shown, copied and kept") {
   if (hvd::size() == 1)
     CHECK_THROWS_AS(hvd::SyncBatchNorm(2)->forward(torch::ones({1, 2})), hvd::InvalidArgument);

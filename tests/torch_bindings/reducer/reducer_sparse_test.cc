@@ -52,6 +52,10 @@ TEST_CASE(
   const auto predivided = train(true, {.gradient_predivide_factor = 5});
   CHECK(torch::allclose(predivided.first, expected.first));
   CHECK(torch::allclose(predivided.second, expected.second));
+  // which leaves matrices that are as small as they are
+  const auto left = train(true, {.compression = hvd::Compression::powersgd(4)});
+  CHECK(torch::allclose(left.first, expected.first));
+  CHECK(torch::allclose(left.second, expected.second));
 }
 
 TEST_CASE("a sparse gradient that no rank has is none afterwards") {

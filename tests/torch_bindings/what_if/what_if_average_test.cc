@@ -177,5 +177,30 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "what happens if I average a model with parameters of integers or bool: they are copied") {
+  torch::nn::Linear net(6, 4);
+  net->register_parameter("count", data({3}, at::kLong, hvd::rank()), false);
+  net->register_parameter("mask", data({3}, at::kBool, hvd::rank()), false);
+  auto parameters = net->named_parameters();
+  std::vector<at::Tensor> seen{net->weight.detach().clone()};
+  ExponentialMovingAverage average(*net, {.decay = 0.5});
+  const torch::NoGradGuard no_gradient;
+  net->weight.mul_(3);
+  seen.push_back(net->weight.detach().clone());
+  parameters["count"].add_(1);
+  parameters["mask"].logical_not_();
+  average.update();
+  const at::Tensor count = parameters["count"].clone(), mask = parameters["mask"].clone();
+  parameters["count"].add_(1);
+  {
+    const auto guard = average.averaged();
+    CHECK(same(parameters["count"], count));
+    CHECK(same(parameters["mask"], mask));
+    CHECK(difference(net->weight, by_hand(seen, 0.5)) < 1e-6);
+  }
+  CHECK(same(parameters["count"], count + 1));
+}
+
 }  // namespace
 }  // namespace what_if_average

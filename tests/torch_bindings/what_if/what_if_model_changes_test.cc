@@ -64,6 +64,68 @@ TEST_CASE(
   }
 }
 
+/// A layer, and parameters that never get a gradient.
+struct Masked : torch::nn::Module {
+  explicit Masked(bool differs = false) {
+    layer = register_module("layer", Linear(6, 3));
+    layer->to(kDouble);
+    const torch::NoGradGuard no_gradient;
+    for (auto& parameter : layer->parameters())
+      parameter.copy_(data(parameter.sizes(), kDouble, 0));
+    mask = register_parameter("mask", data({3}, at::kBool, 0, differs ? 1 : 0), false);
+    register_parameter("count", data({4}, at::kLong, 0), false);
+    const at::Tensor bytes = data({8}, at::kByte, 0);
+    register_parameter("half", bytes.view(at::kUInt16), false);
+    register_parameter("quarter", bytes.view(at::kFloat8_e4m3fn), false);
+  }
+  at::Tensor loss(int rank, int step) {
+    return (layer->forward(data({5, 6}, kDouble, rank, step)) * mask).square().mean();
+  }
+  Linear layer{nullptr};
+  at::Tensor mask;
+};
+
+TEST_CASE(
+    "what happens if parameters are masks, integers or of types that do not travel: they are "
+    "passed over, as in one process; ranks where they differ hear of it") {
+  std::vector<DistributedOptimizerOptions> all(7);
+  all[1].groups = 2;
+  all[2].compression = hvd::Compression::topk(1);
+  all[3].shard_optimizer_state = true;
+  all[4].shard_gradients = true;
+  all[5].shard_optimizer_state = all[5].share_parameters = true;
+  all[6].op = ReduceOp::Adasum;
+  for (std::size_t i = 0; i <= all.size(); ++i) {
+    CAPTURE(i);
+    Masked net, alone;
+    DistributedOptimizerOptions options = i < all.size() ? all[i] : DistributedOptimizerOptions();
+    if (i == all.size()) options.groups = std::vector<std::vector<at::Tensor>>{net.parameters()};
+    SGD sgd(net.parameters(), SGDOptions(0.1)), reference(alone.parameters(), SGDOptions(0.1));
+    DistributedOptimizer optimizer(sgd, net.named_parameters(), options);
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      reference.zero_grad();
+      net.loss(hvd::rank(), step).backward();
+      optimizer.step();
+      at::Tensor sum = torch::zeros({}, kDouble);
+      for (const int rank : everyone()) sum = sum + alone.loss(rank, step);
+      (sum / hvd::size()).backward();
+      reference.step();
+    }
+    const at::Tensor weight = net.layer->weight.detach();
+    CHECK(same_on_all_ranks(weight));
+    CHECK(difference(weight, data({3, 6}, kDouble, 0)) > 1e-3);
+    if (options.op == ReduceOp::Average) CHECK(difference(weight, alone.layer->weight) < 1e-12);
+    CHECK(same(net.mask, alone.mask));
+  }
+  if (hvd::size() == 1) return;
+  Masked net(last());
+  SGD sgd(net.parameters(), SGDOptions(0.1));
+  DistributedOptimizer optimizer(sgd, net.named_parameters());
+  net.loss(hvd::rank(), 0).backward();
+  CHECK(contains(error_of<hvd::Mismatch>([&] { optimizer.step(); }), "parameter 'mask'"));
+}
+
 TEST_CASE(
     "what happens if some ranks freeze what others train: absent gradients count as zeros, and no "
     "rank waits for good") {

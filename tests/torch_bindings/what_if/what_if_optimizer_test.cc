@@ -487,6 +487,10 @@ TEST_CASE(
       std::stringstream state;
       if (!some.included()) torch::save(optimizer, state);
       if (!some.included()) torch::load(optimizer, state);
+      if (!some.included()) {
+        auto guard = optimizer.join();
+        guard.end();
+      }
       CHECK(optimizer.is_sharded() == (shard && some.included()));
       optimizer.unshard();
       optimizer.step([&] { return net.loss(hvd::rank(), 7); });

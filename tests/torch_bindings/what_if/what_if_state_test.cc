@@ -330,8 +330,29 @@ TEST_CASE(
   torch::optim::Adam adam(net->parameters());
   hvd::DistributedOptimizer optimizer(adam, net->named_parameters(),
                                       {.shard_optimizer_state = last()});
-  CHECK(contains(refused(optimizer), grouping("the optimizer's state is not sharded",
-                                              "the optimizer's state is sharded")));
+  CHECK(contains(refused(optimizer),
+                 grouping("the optimizer's state is not sharded, parameter 'weight' of group 0 is "
+                          "float32 [2, 3], parameter 'bias' of group 0 is float32 [2]",
+                          "the optimizer's state is sharded, parameter 'weight' of group 0 is "
+                          "number 0, float32 [2, 3], parameter 'bias' of group 0 is number 1, "
+                          "float32 [2]")));
+}
+
+TEST_CASE(
+    "what happens if a sharded optimizer has its parameters in another order on some rank: "
+    "Mismatch "
+    "on all, as its state goes by place") {
+  if (hvd::size() == 1) return;
+  const at::Tensor a = torch::ones({3}, torch::requires_grad()),
+                   b = torch::ones({3}, torch::requires_grad());
+  torch::optim::Adam adam(last() ? std::vector<at::Tensor>{b, a} : std::vector<at::Tensor>{a, b});
+  hvd::DistributedOptimizer optimizer(adam, {{"a", a}, {"b", b}}, {.shard_optimizer_state = true});
+  CHECK(contains(
+      error_of<hvd::Mismatch>([&] { hvd::broadcast_optimizer_state(optimizer, 0); }),
+      grouping("parameter 'a' of group 0 is number 0, float32 [3], parameter 'b' of group 0 is "
+               "number 1, float32 [3]",
+               "parameter 'a' of group 0 is number 1, float32 [3], parameter 'b' of group 0 is "
+               "number 0, float32 [3]")));
 }
 
 TEST_CASE(
