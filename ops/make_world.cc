@@ -268,8 +268,9 @@ RunningWorld make_world(const Config& config, const std::shared_ptr<Bootstrap>& 
   world.convert = [](void* to, DataType to_type, const void* from, DataType from_type,
                      std::size_t count) { kernels::convert(to, to_type, from, from_type, count); };
   world.engine = make_engine(std::move(parts), ranks);
-  world.close = [bootstrap, ended, transport](bool clean) {
+  world.close = [bootstrap, ended, transport, is_over = wire.is_over](bool clean) {
     if (!clean) return;
+    if (is_over) *is_over = true;
     if (transport != nullptr) transport->drain(5s);
     if (ended) ended(*bootstrap);
   };

@@ -8,6 +8,7 @@
 ///                or UCX (HVD_WIRE)
 // Tested in tests/system/scripts/process_starts.sh, tests/torch_bindings/collectives/world_test.cc
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -42,6 +43,8 @@ Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap
 struct ChosenWire {
   std::string name;       ///< "MPI", "UCX"; empty where a world of one domain needs none
   MakePointToPoint make;  ///< collective
+  /// Of MPI: to be told that the world has ended in order.
+  std::shared_ptr<std::atomic<bool>> is_over = {};
 };
 
 /// Collective. `bootstrap` lives as long as what is returned; `why_not_shared`: as

@@ -22,12 +22,15 @@ std::string need(const Topology& topology, const std::string& why_not_shared) {
 ChosenWire choose_mpi(const Bootstrap& bootstrap) {
   bootstrap.mpi()->require_threads(
       "hvd::init(): ranks of several hosts, and of one host with HVD_SHARED_MEMORY=off,");
-  return {
-      "MPI", [&bootstrap] {
-        // a rank that has failed says so here: MPI_Comm_dup would wait for it
-        bootstrap.agree();
-        return std::make_unique<MpiPointToPoint>(MpiComm::duplicate(bootstrap.mpi()->comm().get()));
-      }};
+  const auto is_over = std::make_shared<std::atomic<bool>>(false);
+  return {"MPI",
+          [&bootstrap, is_over] {
+            // a rank that has failed says so here: MPI_Comm_dup would wait for it
+            bootstrap.agree();
+            return std::make_unique<MpiPointToPoint>(
+                MpiComm::duplicate(bootstrap.mpi()->comm().get()), is_over);
+          },
+          is_over};
 }
 
 }  // namespace

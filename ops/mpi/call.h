@@ -13,7 +13,7 @@ namespace hvd {
 /// Throws BackendError if `code` is an error. `rank`: of the caller, for the text.
 void check_mpi(int code, std::string_view call, int rank);
 
-/// Owns an MPI_Comm. Freed with it, unless MPI has been finalized before.
+/// Owns an MPI_Comm. Freed with it, unless MPI has been finalized before, or it is kept.
 class MpiComm {
  public:
   /// Takes over `comm`.
@@ -22,6 +22,9 @@ class MpiComm {
   static MpiComm duplicate(MPI_Comm of);
   MpiComm(MpiComm&& other) noexcept;
   ~MpiComm();
+  /// It is never freed. MPI gives the number of a freed one to the next, and with it messages that
+  /// nobody has received.
+  void keep() { comm_ = kNone; }
   MpiComm& operator=(MpiComm&&) = delete;
 
   [[nodiscard]] MPI_Comm get() const { return comm_; }

@@ -2,6 +2,9 @@
 /// MpiPointToPoint is MPI's PointToPoint, over a communicator of its own, which it owns.
 // Tested in tests/ops/p2p/transport_test.cc, tests/ops/p2p/backend_test.cc
 
+#include <atomic>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "ops/mpi/call.h"
@@ -12,7 +15,13 @@ namespace hvd {
 class MpiPointToPoint final : public PointToPoint {
  public:
   /// `comm`: all ranks of the world, in their order, for these messages alone.
-  explicit MpiPointToPoint(MpiComm comm) : comm_(std::move(comm)) {}
+  /// `is_over`: whether the world has ended in order by the time that this ends; null: it has.
+  explicit MpiPointToPoint(MpiComm comm, std::shared_ptr<const std::atomic<bool>> is_over = nullptr)
+      : comm_(std::move(comm)), is_over_(std::move(is_over)) {}
+  /// A world that has failed leaves messages on the way, which the next one must not receive.
+  ~MpiPointToPoint() override {
+    if (is_over_ && !*is_over_) comm_.keep();
+  }
 
   std::string_view name() const override { return "mpi"; }
   int rank() const override { return comm_.rank(); }
@@ -31,6 +40,7 @@ class MpiPointToPoint final : public PointToPoint {
 
  private:
   MpiComm comm_;
+  const std::shared_ptr<const std::atomic<bool>> is_over_;
   // What `test` shows MPI; kept for their memory.
   std::vector<MPI_Request> requests_;
   std::vector<int> done_;

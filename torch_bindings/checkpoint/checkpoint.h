@@ -42,7 +42,7 @@
 #include "hvd/errors.h"
 #include "hvd/hvd.h"
 #include "torch_bindings/checkpoint/checkpoint_part.h"
-#include "torch_bindings/parameters/held_module.h"
+#include "torch_bindings/platform/held_module.h"
 
 namespace hvd::detail {
 class CheckpointFile;

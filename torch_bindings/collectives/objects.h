@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "hvd/hvd.h"
-#include "torch_bindings/parameters/held_module.h"
+#include "torch_bindings/platform/held_module.h"
 
 #pragma GCC visibility push(default)
 namespace hvd {

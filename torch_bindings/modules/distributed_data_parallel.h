@@ -207,10 +207,10 @@ class DistributedDataParallel : public torch::nn::Module {
   /// Makes the first rank's parameters and buffers those of all. Collective over the process set; a
   /// rank outside of it trains by itself, as the module alone does. Parameters that require no
   /// gradient now are reduced from the first forward pass on in which they do, on all ranks the
-  /// same one (else Mismatch on all, in the next backward pass); if a DistributedOptimizer is around
-  /// one by then, it is left to that. Throws Mismatch if the ranks' modules differ; InvalidArgument,
-  /// before anything is sent, if none does, or for a parameter that a DistributedOptimizer is around
-  /// at present: its gradient would be reduced twice.
+  /// same one (else Mismatch on all, in the next backward pass); if a DistributedOptimizer is
+  /// around one by then, it is left to that. Throws Mismatch if the ranks' modules differ;
+  /// InvalidArgument, before anything is sent, if none does, or for a parameter that a
+  /// DistributedOptimizer is around at present: its gradient would be reduced twice.
   explicit DistributedDataParallel(std::shared_ptr<Wrapped> module,
                                    DistributedDataParallelOptions options = {})
       : torch::nn::Module("DistributedDataParallel"),

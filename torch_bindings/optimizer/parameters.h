@@ -16,7 +16,7 @@
 
 #include "hvd/hvd.h"
 #include "torch_bindings/collectives/objects.h"
-#include "torch_bindings/parameters/held_module.h"
+#include "torch_bindings/platform/held_module.h"
 
 #pragma GCC visibility push(default)
 namespace hvd {

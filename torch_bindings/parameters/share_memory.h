@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "torch_bindings/parameters/held_module.h"
+#include "torch_bindings/platform/held_module.h"
 
 #pragma GCC visibility push(default)
 namespace hvd {

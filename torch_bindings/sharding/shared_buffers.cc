@@ -30,7 +30,7 @@ bool is_statistic(std::string_view name) {
   return last == "running_mean" || last == "running_var";
 }
 
-/// What travels of a buffer: the same memory, with a version counter of its own.
+/// Returns what travels of a buffer: the same memory, with a version counter of its own.
 at::Tensor elements_of(const at::Tensor& buffer) { return unexpanded(buffer.variable_data()); }
 
 /// In the order of their names, each once.

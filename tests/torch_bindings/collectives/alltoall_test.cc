@@ -88,10 +88,10 @@ TEST_CASE("alltoall: wrong splits are refused at the call and leave no trace") {
 TEST_CASE("alltoall: received splits are int32, and int64 where they do not fit") {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   const at::Tensor fits = hvd::detail::received_splits({3, kMost}, at::kCPU);
-  CHECK(fits.scalar_type() == at::kInt);
+  CHECK((fits.scalar_type() == at::kInt));
   CHECK(fits[1].item<std::int64_t>() == kMost);
   const at::Tensor wide = hvd::detail::received_splits({3, kMost + 1}, at::kCPU);
-  CHECK(wide.scalar_type() == at::kLong);
+  CHECK((wide.scalar_type() == at::kLong));
   CHECK(wide[1].item<std::int64_t>() == kMost + 1);
 }
 
