@@ -185,8 +185,10 @@ class World {
 
   /// Leaves the world. Not collective; returns within a second. Where the others leave meanwhile,
   /// all have ended in order. What others have pending, or begin later, and needs this rank fails
-  /// there with an error that names it, as does what this rank has pending. Does nothing where it
-  /// was left before. The global world is ended by `shutdown()`: throws InvalidArgument for it.
+  /// there with a RankFailed that names it; all else goes on. Where this rank has something pending
+  /// itself, or its process ends before the others leave, the world fails with that. Does nothing
+  /// where it was left before. The global world is ended by `shutdown()`: throws InvalidArgument
+  /// for it.
   void leave();
   /// Ends the world in order, as `hvd::shutdown()` does for the global one. Collective. Returns
   /// whether all ranks did.

@@ -268,11 +268,13 @@ RunningWorld make_world(const Config& config, const std::shared_ptr<Bootstrap>& 
   world.convert = [](void* to, DataType to_type, const void* from, DataType from_type,
                      std::size_t count) { kernels::convert(to, to_type, from, from_type, count); };
   world.engine = make_engine(std::move(parts), ranks);
-  world.close = [bootstrap, ended, transport, is_over = wire.is_over](bool clean) {
-    if (!clean) return;
-    if (is_over) *is_over = true;
-    if (transport != nullptr) transport->drain(5s);
-    if (ended) ended(*bootstrap);
+  world.close = [bootstrap, ended, transport, is_over = wire.is_over,
+                 is_global = name.empty()](bool clean) {
+    if (!clean && is_global) return;
+    if (clean && is_over) *is_over = true;
+    // of another one that is how the others hear why it has failed
+    if (transport != nullptr) transport->drain(clean ? 5s : 1s);
+    if (clean && ended) ended(*bootstrap);
   };
   world.flush = [transport] {
     if (transport != nullptr) transport->drain(1s);

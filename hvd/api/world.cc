@@ -59,22 +59,11 @@ std::shared_ptr<RunningWorld> take_world() {
   return exchange_world(nullptr);
 }
 
-/// Ends the world once all of its ranks have left.
-void end_lasting(const RunningWorld& world) {
-  const InsideLibrary inside;
-  try {
-    const bool clean = world.engine->shutdown();
-    if (world.close) world.close(clean);
-  } catch (...) {
-    log(LogLevel::Error, "at the end of the world: {}", status_of_current_exception().text());
-  }
-}
-
 /// Has another thread end the world. Returns false if there can be none.
 bool leave_to_thread(const std::shared_ptr<RunningWorld>& world) {
   try {
     const SignalsKeptOff of_it;
-    global().lasting = std::thread([world] { end_lasting(*world); });
+    global().lasting = std::thread([world] { end_in_order(*world); });
     return true;
   } catch (const std::system_error&) {
     return false;
@@ -143,6 +132,18 @@ std::shared_ptr<RunningWorld> current_world() {
   known.world = world;
   known.changes = changes;
   return world;
+}
+
+bool end_in_order(const RunningWorld& world) noexcept {
+  const InsideLibrary inside;
+  try {
+    const bool clean = world.engine->shutdown();
+    if (world.close) world.close(clean);
+    return clean;
+  } catch (...) {
+    log(LogLevel::Error, "at the end of the world: {}", status_of_current_exception().text());
+    return false;
+  }
 }
 
 void require_running() { static_cast<void>(current_world()); }

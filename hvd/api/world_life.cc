@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <atomic>
+#include <list>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "hvd/api/world.h"
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
+#include "hvd/base/threads.h"
 
 namespace hvd {
 
@@ -25,27 +28,67 @@ std::uint64_t next_world_number() {
 struct Living {
   std::mutex mutex;
   std::vector<WorldLife*> worlds;
+  std::list<std::shared_ptr<RunningWorld>> lasting;  // left, which others still need
 };
 Living& living() {
   static auto* const all = new Living;
   return *all;
 }
 
-bool end_world(std::shared_ptr<RunningWorld> world, const std::string& name,
-               std::chrono::milliseconds patience) noexcept {
+void let_go(std::list<std::shared_ptr<RunningWorld>>::iterator lasting) {
+  std::shared_ptr<RunningWorld> last;
+  {
+    const std::lock_guard lock(living().mutex);
+    last = std::exchange(*lasting, nullptr);
+  }
+  last = nullptr;  // without the lock: the last value of another world may go with it
+  const std::lock_guard lock(living().mutex);
+  living().lasting.erase(lasting);
+}
+
+/// Has another thread end the world once all have left. Returns false if there can be none.
+bool let_last(const std::shared_ptr<RunningWorld>& world) {
+  std::unique_lock lock(living().mutex);
+  const auto lasting = living().lasting.insert(living().lasting.end(), world);
+  lock.unlock();
   try {
-    const InsideLibrary inside;
-    const bool clean = world->engine->shutdown(
-        patience, {Status::Code::RankFailed, formatted("rank {} has left the world '{}'",
-                                                       world->engine->topology().rank, name)});
-    if (clean && world->close) world->close(clean);
-    if (!clean && world->flush) world->flush();
-    return clean;
-  } catch (...) {
-    log(LogLevel::Error, "at the end of the world '{}': {}", name,
-        status_of_current_exception().text());
+    const SignalsKeptOff of_it;
+    std::thread([lasting] {
+      const InsideLibrary inside;
+      end_in_order(**lasting);
+      let_go(lasting);
+    }).detach();
+    return true;
+  } catch (const std::system_error&) {
+    let_go(lasting);
     return false;
   }
+}
+
+/// Ends worlds that last for others. Returns whether there are any.
+bool abandon_lasting() {
+  std::vector<std::shared_ptr<RunningWorld>> worlds;  // they go without the lock, likewise
+  {
+    const std::lock_guard lock(living().mutex);
+    worlds.assign(living().lasting.begin(), living().lasting.end());
+  }
+  for (const auto& world : worlds)
+    if (world) world->engine->abandon();
+  return !worlds.empty();
+}
+
+bool end_world(const std::shared_ptr<RunningWorld>& world,
+               std::chrono::milliseconds patience) noexcept {
+  const InsideLibrary inside;
+  try {
+    if (!world->engine->leave(patience)) {
+      if (let_last(world)) return false;
+      world->engine->abandon();
+    }
+  } catch (...) {
+    log(LogLevel::Error, "at the end of a world: {}", status_of_current_exception().text());
+  }
+  return end_in_order(*world);
 }
 
 }  // namespace
@@ -80,9 +123,7 @@ WorldLife::~WorldLife() {
   }
   // The last value has gone with an operation, in a thread that the world needs for its end.
   try {
-    std::thread([world = running_, name = name_]() mutable {
-      end_world(std::move(world), name, kPatience);
-    }).detach();
+    std::thread([world = running_] { end_world(world, kPatience); }).detach();
     running_ = nullptr;
   } catch (const std::system_error&) {
     keep_for_ever(std::move(running_));
@@ -115,7 +156,11 @@ bool WorldLife::end(std::chrono::milliseconds patience) noexcept {
     ending = std::exchange(running_, nullptr);
     if (ending) ending_ = ending;
   }
-  return ending && end_world(std::move(ending), name_, patience);
+  if (!ending) return false;
+  const bool clean = end_world(ending, patience);
+  const std::lock_guard lock(mutex_);
+  ending_.reset();  // what lasts is the others'
+  return clean;
 }
 
 std::shared_ptr<WorldLife> WorldLife::find(std::uint64_t number) {
@@ -135,6 +180,7 @@ void WorldLife::leave_all() noexcept {
   }
   // what is pending goes with it, perhaps with the last value
   for (const auto& world : all) static_cast<void>(world->end(0ms));
+  while (abandon_lasting()) std::this_thread::sleep_for(1ms);
 }
 
 }  // namespace hvd

@@ -34,14 +34,16 @@ class WorldLife : public std::enable_shared_from_this<WorldLife> {
   [[nodiscard]] const std::string& name() const { return name_; }
   /// Returns a number that no other world of this process has.
   [[nodiscard]] std::uint64_t number() const { return number_; }
-  /// Leaves it: waits a moment for others that do so too.
+  /// Leaves it: waits a moment for others that do so too. If they need it longer, it lasts in a
+  /// thread of its own.
   void leave() noexcept { static_cast<void>(end(kPatience)); }
-  /// Ends it in order with the others, or leaves it to them if they have not come after `patience`.
-  /// Returns whether all came. Does nothing where it was left before.
+  /// Ends it in order with the others, or leaves it to them if they have not come after `patience`:
+  /// see Engine::leave. Returns whether all came. Does nothing where it was left before.
   bool end(std::chrono::milliseconds patience) noexcept;
   /// Returns the world of this number, if any of its values is still there.
   [[nodiscard]] static std::shared_ptr<WorldLife> find(std::uint64_t number);
-  /// Leaves all worlds of this process that are still there, waiting for nobody: for its end.
+  /// Leaves all worlds of this process that are still there, and ends those that last, waiting for
+  /// nobody: for its end.
   static void leave_all() noexcept;
 
  private:

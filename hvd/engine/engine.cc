@@ -6,6 +6,7 @@
 #include "hvd/base/log.h"
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
+#include "hvd/negotiation/values/departure.h"
 #include "hvd/routes.h"
 
 namespace hvd {
@@ -20,7 +21,9 @@ constexpr auto kCallbackPatience = 10s;  // for functions of the program, at shu
 
 /// Waits for functions that were given to `then`, unless one of them does.
 void await_callbacks(Continuations& continuations, std::chrono::milliseconds patience) {
-  if (CallbackThread::is_here() || continuations.wait_until_called(patience)) return;
+  if (CallbackThread::is_here() || continuations.wait_until_called(patience) ||
+      patience < kCallbackPatience)
+    return;
   log(LogLevel::Warning,
       "shutdown() has waited for {} s for functions that were given to Handle::then(), and goes on "
       "without them",
@@ -42,8 +45,8 @@ Engine::Engine(EngineParts parts)
       board_(*parts_.board),
       mutex_(board_),
       queue_(board_.slots()),
-      log_(board_, parts_.topology, parts_.process_sets, parts_.config.fusion_threshold_bytes,
-           parts_.config.disable_group_fusion, *this),
+      log_(board_, parts_.topology, parts_.world, parts_.process_sets,
+           parts_.config.fusion_threshold_bytes, parts_.config.disable_group_fusion, *this),
       factory_(parts_, log_.table()),
       cutter_(parts_, log_, mutex_),
       controller_(parts_, log_, cutter_, mutex_),
@@ -62,7 +65,8 @@ Engine::Engine(EngineParts parts)
               mutex_),
       loop_(parts_, mutex_, callers_, burst_, *this),
       small_calls_(parts_, mutex_, burst_, fast_path_, runner_, submitter_, leader_.get(), loop_),
-      peer_calls_(parts_, mutex_, submitter_, messages_, loop_) {
+      peer_calls_(parts_, mutex_, submitter_, messages_, loop_),
+      callback_patience_(kCallbackPatience) {
   const Config& config = parts_.config;
   board_.set_patience({parts_.topology.domain_ranks,
                        config.stall_check_disable ? 0s : config.stall_check_time,
@@ -365,6 +369,11 @@ void Engine::abort(const Status& why) {
   if (!stopped_cleanly_.load()) board_.set_failure(why);
 }
 
+void Engine::abandon() {
+  abort(departure(parts_.world, formatted("rank {} has", parts_.topology.rank),
+                  "called hvd::shutdown()", ""));
+}
+
 bool Engine::desert(const Status& why) noexcept {
   if (!leader_) return false;
   Turn turn = loop_.take(Clock::now() + kDesertionPatience);
@@ -406,53 +415,58 @@ bool Engine::all_is_over() {
 }
 
 bool Engine::leave(std::chrono::milliseconds patience) {
+  const bool has_name = !parts_.world.empty();
   const auto deadline = Clock::now() + patience;
+  const auto give_up_when_late = [&] {
+    if (has_name && Clock::now() > deadline) abandon();
+  };
   {
     const EngineLock lock(mutex_);
     if (submitter_.stop()) return true;
     has_left_ = true;
   }
-  say_leaving([] {});
+  say_leaving(give_up_when_late);
   bool is_over = false;
   {
-    const Turn turn = loop_.take();
+    Turn turn = loop_.take(has_name ? deadline : Clock::time_point::max());
+    if (!turn) {  // another thread waits in vain
+      abandon();
+      turn = loop_.take();
+    }
     loop_.drive_until(turn, [&] {
       if (failure_handled_) return is_over = true;
-      const EngineLock lock(mutex_);
-      is_over = all_is_over();
-      return is_over ||
-             (Clock::now() > deadline && ledger_.empty() && queue_.empty() && messages_.is_idle());
+      {
+        const EngineLock lock(mutex_);
+        is_over = all_is_over();
+        const bool rests = ledger_.empty() && queue_.empty() && messages_.is_idle();
+        if (is_over || (rests && Clock::now() > deadline)) return true;
+      }
+      give_up_when_late();
+      return false;
     });
   }
-  if (is_over) return true;
-  await_callbacks(mutex_.continuations(), kCallbackPatience);
+  const auto for_callbacks = has_name
+                                 ? std::min<std::chrono::milliseconds>(patience, kCallbackPatience)
+                                 : kCallbackPatience;
+  if (!is_over) await_callbacks(mutex_.continuations(), for_callbacks);
   const EngineLock lock(mutex_);
-  lasts_ = true;
-  return false;
+  callback_patience_ = is_over ? for_callbacks : 0ms;
+  return is_over;
 }
 
-bool Engine::shutdown(std::chrono::milliseconds patience, const Status& if_alone) {
-  const auto deadline = Clock::now() + patience;
-  const auto give_up_when_late = [&] {
-    if (if_alone.ok() || board_.failed() || Clock::now() < deadline) return;
-    board_.set_failure(if_alone);
-  };
-  bool has_left = false, lasts = false;
+bool Engine::shutdown() {
+  bool has_left = false;
+  std::chrono::milliseconds for_callbacks{};
   {
     const EngineLock lock(mutex_);
     has_left = std::exchange(has_left_, false);
-    lasts = lasts_;
+    for_callbacks = callback_patience_;
     if (submitter_.stop() && !has_left) return stopped_cleanly_.load();
   }
-  if (!has_left) say_leaving(give_up_when_late);
-  Turn turn = if_alone.ok() ? loop_.take() : loop_.take(deadline);
-  if (!turn) {
-    give_up_when_late();
-    turn = loop_.take();
-  }
+  if (!has_left) say_leaving([] {});
+  Turn turn = loop_.take();
   loop_.drive_until(turn, [&] {
-    give_up_when_late();
-    if (failure_handled_ || (if_alone.ok() && Clock::now() > deadline)) return true;
+    if (failure_handled_) return true;
     const EngineLock lock(mutex_);
     return all_is_over();
   });
@@ -460,7 +474,7 @@ bool Engine::shutdown(std::chrono::milliseconds patience, const Status& if_alone
     EngineLock lock(mutex_);
     end_messages(lock);
     stopped_cleanly_.store(!board_.failed() && log_.table().all_left());
-    if (board_.failed() && if_alone.ok()) warn_of_failure();
+    if (board_.failed() && parts_.world.empty()) warn_of_failure();
     fast_path_.adopt_all();
     const Status over{Status::Code::Shutdown, parts_.end_call() + " has been called"};
     for (Entry* entry : ledger_.all())
@@ -470,13 +484,8 @@ bool Engine::shutdown(std::chrono::milliseconds patience, const Status& if_alone
   loop_.stop(stopped_cleanly_.load());
   timeline().stop();
   loop_.keep_forever(std::move(turn));
-  if (!if_alone.ok()) loop_.join();
-  const auto wait = std::min<std::chrono::milliseconds>(patience, kCallbackPatience);
-  if (!if_alone.ok()) {
-    mutex_.continuations().wait_until_called(wait);
-  } else if (!lasts) {
-    await_callbacks(mutex_.continuations(), wait);
-  }
+  if (!parts_.world.empty()) loop_.join();
+  await_callbacks(mutex_.continuations(), for_callbacks);
   return stopped_cleanly_.load();
 }
 
@@ -496,10 +505,7 @@ void Engine::end_messages(EngineLock& lock) {
 void Engine::warn_of_failure() {
   const auto& refusal = log_.table().first_refusal();
   if (refusal && refusal->left_rank != parts_.topology.rank) return;
-  std::string text = board_.failure().text();
-  if (refusal && text.find(refusal->text) == std::string::npos)
-    text += "; before that: " + refusal->text;
-  log(LogLevel::Warning, "shut down after a failure: {}", text);
+  log(LogLevel::Warning, "shut down after a failure: {}", log_.explained(board_.failure()).text());
 }
 
 }  // namespace hvd

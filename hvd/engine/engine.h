@@ -97,19 +97,19 @@ class Engine : private EngineEvents {
                                                        std::size_t bytes);
 
   /// Says that this rank takes part in nothing more, and blocks until what it has submitted is over
-  /// and all ranks have said so; until the former alone once `patience` has passed. Returns whether
-  /// nothing is left to be waited for. `shutdown()` must follow; until then the coordination thread
-  /// goes on with what the others need of this rank.
+  /// and all ranks have said so; until the former alone once `patience` has passed, at which a
+  /// world with a name is abandoned where something is still pending, also by another thread of
+  /// this rank. Returns whether nothing is left to be waited for. `shutdown()` must follow; until
+  /// then the coordination thread goes on with what the others need of this rank.
   bool leave(std::chrono::milliseconds patience);
   /// Collective. Blocks until all ranks have called it and what was agreed is done; what is still
   /// pending then fails with Shutdown. Returns whether it came to that: false if the world had
-  /// failed, or if `patience` ran out first. Functions that were given to `then` have been called
-  /// before it returns, unless one of them calls it, or it has waited for them for 10 s. With
-  /// `if_alone` it is not collective: where the others have not come after `patience`, their world
-  /// fails with that, also where another thread of this rank waits in vain; and functions are
-  /// waited for no longer.
-  bool shutdown(std::chrono::milliseconds patience = std::chrono::hours(24 * 365),
-                const Status& if_alone = {});
+  /// failed. Functions that were given to `then` have been called before it returns, or before
+  /// `leave` has, unless one of them calls it, or it has waited for them for 10 s; in a world with
+  /// a name for the `patience` of `leave` at most.
+  bool shutdown();
+  /// Ends the world at once, for all ranks, as this one has left it: see `abort`.
+  void abandon();
   /// Returns whether the world has failed. Any thread.
   [[nodiscard]] bool has_failed() const { return board_.failed(); }
 
@@ -192,9 +192,8 @@ class Engine : private EngineEvents {
   bool somebody_left_ HVD_GUARDED_BY(engine_mutex) =
       false;                      ///< and what waits for them is still to be looked at
   bool failure_handled_ = false;  // of the thread that has the turn
-  // `leave()` has been called, and has returned before all had left.
-  bool has_left_ HVD_GUARDED_BY(engine_mutex) = false;
-  bool lasts_ HVD_GUARDED_BY(engine_mutex) = false;
+  bool has_left_ HVD_GUARDED_BY(engine_mutex) = false;  ///< `leave()` has been called
+  std::chrono::milliseconds callback_patience_ HVD_GUARDED_BY(engine_mutex);  ///< of shutdown()
   std::atomic<bool> stopped_cleanly_{false};
 };
 

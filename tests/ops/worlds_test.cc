@@ -333,6 +333,124 @@ TEST_CASE(
   }
 }
 
+/// What the members but `leaver` do of whom one has left: all that needs it fails, and says so, and
+/// all else goes on.
+void go_on_without(const World& world, int leaver, const ProcessSet& others,
+                   const std::function<void()>& until_left) {
+  const int rank = world.rank(), other = 3 - leaver - rank;
+  const auto is_told = [&](const std::function<void()>& work) {
+    std::string said;
+    const auto begin = Clock::now();
+    try {
+      work();
+    } catch (const RankFailed& error) {
+      said = error.what();
+    }
+    CAPTURE(said);
+    CHECK(said.find(formatted("rank {} has left the world 'left'", leaver)) != std::string::npos);
+    CHECK(Clock::now() - begin < 5s);
+  };
+  auto values = values_of(rank, 100), from_leaver = values, large = values_of(rank, 100'000);
+  const auto pending = world.allreduce_async(buffer_of(values), buffer_of(values));
+  const auto received = world.recv_async(buffer_of(from_leaver), {.peer = leaver, .tag = 9});
+  const auto sent = world.send_async(buffer_of(large), {.peer = leaver, .tag = 9});
+  until_left();
+  is_told([&] { pending.wait(); });
+  is_told([&] { received.wait(); });
+  is_told([&] { sent.wait(); });
+  for (int round = 0; round < 30; ++round) {
+    std::this_thread::sleep_for(10ms);  // together for longer than anybody waits for the others
+    auto sum = values_of(rank, 1000, round);
+    world.allreduce(buffer_of(sum), buffer_of(sum), {.op = ReduceOp::Sum, .process_set = others});
+    auto expected = values_of(rank, 1000, round);
+    const auto of_other = values_of(other, 1000, round);
+    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += of_other[i];
+    CHECK(sum == expected);
+    auto mine = values_of(rank, 30'000, round), theirs = std::vector<float>(30'000);
+    const auto sending = world.send_async(buffer_of(mine), {.peer = other});
+    CHECK(world.recv(buffer_of(theirs), {.peer = other}) == other);
+    sending.wait();
+    CHECK(theirs == values_of(other, 30'000, round));
+  }
+  CHECK(world.is_running());
+  is_told([&] { world.barrier(); });
+  is_told([&] { world.allreduce(buffer_of(values), buffer_of(values), {.name = "later"}); });
+  is_told([&] { static_cast<void>(world.add_process_set({0})); });
+  is_told([&] { world.send(buffer_of(large), {.peer = leaver}); });
+  is_told([&] { static_cast<void>(world.recv(buffer_of(values), {.peer = leaver})); });
+  CHECK(world.barrier_until(20s) == std::vector{leaver});
+  is_told([&] { static_cast<void>(world.join()); });
+  is_told([&] { world.allreduce(buffer_of(values), buffer_of(values)); });
+  world.barrier(others);
+  CHECK(world.is_running());
+}
+
+TEST_CASE(
+    "world: what does not need who has left goes on, also beside a new world, and ends in order") {
+  for (const bool shared : {true, false}) {
+    // UCX watches the same functions of memory as sanitizers do
+    if (!shared && kSanitized) continue;
+    CAPTURE(shared);
+    Config config = small_config();
+    config.shared_memory = shared ? SharedMemory::Auto : SharedMemory::Off;
+    for (const int leaver : {0, 1, 2}) {
+      CAPTURE(leaver);
+      std::promise<void> has_left;
+      const auto left = has_left.get_future().share();
+      const auto store = std::make_shared<MemoryStore>();
+      const auto work = [&](World& world) {
+        const int rank = world.rank();
+        std::vector<int> others{0, 1, 2};
+        std::erase(others, leaver);
+        const ProcessSet set = world.add_process_set(others);
+        use(world);
+        if (rank == leaver) {
+          for (const auto limit : {5s, 1s}) {  // 300 ms for the others; again, which does nothing
+            const auto begin = Clock::now();
+            world.leave();
+            CHECK(Clock::now() - begin < limit);
+          }
+          has_left.set_value();
+          CHECK_FALSE(world.is_running());
+          CHECK_THROWS_AS(world.barrier(), NotInitialized);
+          CHECK_THROWS_AS(world.abort("what others need"), NotInitialized);
+        }
+        if (rank != leaver) go_on_without(world, leaver, set, [&] { left.wait(); });
+        const World next(rendezvous_of(store, rank, 3, "next"), config);
+        use(next);
+        if (rank == leaver) return;
+        auto values = values_of(rank, 10);
+        world.broadcast(buffer_of(values), {.root_rank = others[1], .process_set = set});
+        CHECK(values == values_of(others[1], 10));
+        CHECK(world.shutdown());
+      };
+      check_all_well(in_world(3, "left", work, config, store));
+    }
+  }
+}
+
+TEST_CASE("world: members that leave one long after the other end in order, and nothing stays") {
+  const auto round = [](const std::string& name) {
+    check_all_well(in_world(3, name, [](World& world) {
+      use(world);
+      std::this_thread::sleep_for(world.rank() * 600ms);
+      CHECK(world.is_running());
+      world.leave();
+    }));
+  };
+  const auto stock = [] {
+    std::this_thread::sleep_for(1s);  // those that last hear of the end a moment later
+    return take_stock();
+  };
+  round("first");
+  const ProcessStock before = stock();
+  for (const char* name : {"second", "third", "fourth"}) round(name);
+  const ProcessStock after = stock();
+  CHECK(after.threads <= before.threads);
+  CHECK(after.descriptors <= before.descriptors);
+  CHECK(after.mappings <= before.mappings + 10);  // the heap's own
+}
+
 TEST_CASE("world: one member aborts it, with a reason that all hear, and another world goes on") {
   const auto other = std::make_shared<MemoryStore>();
   check_all_well(in_world(3, "aborted", [&](World& world) {

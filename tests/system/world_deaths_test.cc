@@ -1,5 +1,6 @@
 // Worlds whose members are processes, one of which is killed: the others are told who it was, drop
 // the world, and make the next one in the same process. Nothing of a world that has failed stays.
+// Or one leaves, and ends later.
 // HVD_TEST_ROUNDS: how often (20).
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -158,6 +160,69 @@ TEST_CASE(
     for (const pid_t survivor : survivors) ::kill(survivor, SIGKILL);
     std::filesystem::remove_all(folder);
   }
+}
+
+TEST_CASE(
+    "world: when a member that has left ends, those that go on are told that it has left, not that "
+    "it died") {
+  for (const bool shared : {true, false})
+    for (const int leaver : {0, kRanks - 1})
+      for (const bool exits : {true, false}) {
+        CAPTURE(shared);
+        CAPTURE(leaver);
+        CAPTURE(exits);
+        std::string folder = "/tmp/hvd-deaths-XXXXXX";
+        REQUIRE(::mkdtemp(folder.data()) != nullptr);
+        const auto store = std::make_shared<FileStore>(folder);
+        const auto work = [&](int rank) {
+          World world(rendezvous_of(store, rank, kRanks, "left"), config_of(shared));
+          std::vector<int> others{0, 1, 2};
+          std::erase(others, leaver);
+          const ProcessSet set = world.add_process_set(others);
+          sum_once(world, 1000, "all");
+          if (rank == leaver) {
+            world.leave();
+            static_cast<void>(store->get("go on", 20s));
+            if (!exits) ::_exit(0);
+            std::exit(0);  // NOLINT(concurrency-mt-unsafe): the process's other threads go on
+          }
+          std::string said;
+          try {
+            for (int round = 0;; ++round) {
+              std::vector<float> values(1000, 1);
+              const Buffer buffer{values.data(), DataType::Float32, {1000}, {}};
+              world.allreduce(buffer, buffer, {.op = ReduceOp::Sum, .process_set = set});
+              if (values.back() != 2) said = "a wrong sum";
+              if (round == 20) store->set("go on", {});
+              std::this_thread::sleep_for(20ms);
+            }
+          } catch (const RankFailed& error) {
+            said += error.what();
+          } catch (const Error& error) {
+            said = std::string("another error: ") + error.what();
+          }
+          store->set(formatted("said {}", rank), Rendezvous::Value(said.begin(), said.end()));
+          world.leave();
+        };
+        std::vector<pid_t> members;
+        for (int rank = 0; rank < kRanks; ++rank) members.push_back(in_child([&] { work(rank); }));
+        for (const pid_t member : members) {
+          int status = -1;
+          ::waitpid(member, &status, 0);
+          CHECK(status == 0);
+        }
+        for (int rank = 0; rank < kRanks; ++rank) {
+          if (rank == leaver) continue;
+          const auto text = store->get(formatted("said {}", rank), 0ms);
+          REQUIRE(text);
+          const std::string said(text->begin(), text->end());
+          CAPTURE(said);
+          CHECK(said.find(formatted("rank {} has left the world 'left'", leaver)) !=
+                std::string::npos);
+          if (exits) CHECK(said.find("died") == std::string::npos);
+        }
+        std::filesystem::remove_all(folder);
+      }
 }
 
 }  // namespace hvd::test::world_deaths

@@ -146,8 +146,10 @@ bool has_memory_of_its_own(const at::Tensor& tensor) {
 
 at::Tensor unexpanded(const at::Tensor& tensor) {
   at::Tensor part = tensor;
-  for (std::int64_t dim = 0; tensor.layout() == at::kStrided && dim < part.dim(); ++dim)
-    if (part.stride(dim) == 0 && part.size(dim) > 1) part = part.narrow(dim, 0, 1);
+  if (tensor.layout() != at::kStrided) return part;
+  // backwards, so that the strides of what is left are those of dense memory
+  for (std::int64_t dim = part.dim() - 1; dim >= 0; --dim)
+    if (part.stride(dim) == 0 && part.size(dim) > 1) part = part.select(dim, 0).unsqueeze(dim);
   return part;
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "hvd/base/text.h"
+#include "hvd/negotiation/values/departure.h"
 
 namespace hvd {
 
@@ -52,8 +53,8 @@ bool PeerDepartures::is_hopeless(int rank) const {
 Status PeerDepartures::nothing_comes(const PeerCall& receive) const {
   const std::string who =
       receive.peer == kAnyPeer ? "all other ranks have" : formatted("rank {} has", receive.peer);
-  return {Status::Code::Shutdown, formatted("{}: {} called {} without sending it",
-                                            describe(receive, false), who, parts_.end_call())};
+  return departure(parts_.world, formatted("{}: {}", describe(receive, false), who),
+                   "called hvd::shutdown()", " without sending it");
 }
 
 void PeerDepartures::leave() {
@@ -68,8 +69,8 @@ void PeerDepartures::answer(int rank) {
 }
 
 Status PeerDepartures::nothing_is_received() const {
-  return {Status::Code::Shutdown, formatted("rank {} has called {} and receives nothing more",
-                                            parts_.topology.rank, parts_.end_call())};
+  return departure(parts_.world, formatted("rank {} has", parts_.topology.rank),
+                   "called hvd::shutdown()", " and receives nothing more");
 }
 
 }  // namespace hvd

@@ -6,6 +6,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
+#include "hvd/negotiation/values/departure.h"
 
 namespace hvd {
 
@@ -13,11 +14,12 @@ using namespace std::chrono_literals;
 
 namespace {
 
-std::string never_joined_text(const UnitKey& key, int leaver) {
-  return formatted(
-      "{} '{}': this rank has joined process set {}, whose rank {} has ended, or called "
-      "hvd::shutdown(), without joining: nothing can be submitted in it any more",
-      name_of(key.kind), display_name(key.name), key.process_set, leaver);
+Status never_joined(const std::string& world, const UnitKey& key, int leaver) {
+  return departure(world,
+                   formatted("{} '{}': this rank has joined process set {}, whose rank {} has",
+                             name_of(key.kind), display_name(key.name), key.process_set, leaver),
+                   "ended, or called hvd::shutdown(),",
+                   " without joining: nothing can be submitted in it any more");
 }
 
 std::string joined_text(const UnitKey& key, int rank) {
@@ -60,7 +62,7 @@ Entry* Submitter::admit(std::unique_ptr<Entry>&& fresh, bool& numbered) {
   const bool has_joined = std::binary_search(joined.begin(), joined.end(), parts_.topology.rank);
   if (joins || (has_joined && key.kind != OpKind::Join)) {
     const auto leavers = log_.table().leavers_of(join);
-    if (!joins && !leavers.empty()) throw Shutdown(never_joined_text(key, leavers.front()));
+    if (!joins && !leavers.empty()) never_joined(parts_.world, key, leavers.front()).raise();
     throw Joined(joined_text(key, parts_.topology.rank));
   }
   fresh->unnamed = queue_.name(key);

@@ -37,9 +37,8 @@ Status NegotiationLog::explained(const Status& failure) noexcept {
     log(LogLevel::Debug, "what was said before the failure cannot be read");
   }
   const auto& refusal = table_.first_refusal();
-  return refusal ? Status(failure.code(),
-                          formatted("{}; before that: {}", failure.text(), refusal->text))
-                 : failure;
+  if (!refusal || failure.text().find(refusal->text) != std::string::npos) return failure;
+  return {failure.code(), formatted("{}; before that: {}", failure.text(), refusal->text)};
 }
 
 void NegotiationLog::nudge_readers() {

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -35,11 +36,13 @@ class OutcomeListener {
 
 class NegotiationLog {
  public:
-  /// `groups_alone`: as in hvd/negotiation/table/planner.h.
-  NegotiationLog(Board& board, const Topology& topology, std::vector<ProcessSetInfo> sets,
-                 std::uint64_t fusion_threshold_bytes, bool groups_alone, OutcomeListener& listener)
+  /// `groups_alone`: as in hvd/negotiation/table/planner.h. `world`: its name, for messages.
+  NegotiationLog(Board& board, const Topology& topology, std::string world,
+                 std::vector<ProcessSetInfo> sets, std::uint64_t fusion_threshold_bytes,
+                 bool groups_alone, OutcomeListener& listener)
       : board_(board),
-        table_(topology, std::move(sets), fusion_threshold_bytes, board.slots(), groups_alone),
+        table_(topology, std::move(sets), fusion_threshold_bytes, board.slots(), groups_alone,
+               std::move(world)),
         listener_(listener) {}
 
   /// Returns what all ranks have said so far. Process sets may be asked for by any thread, all else

@@ -4,12 +4,15 @@
 #include <utility>
 
 #include "hvd/base/text.h"
+#include "hvd/negotiation/values/departure.h"
 
 namespace hvd {
 
 Negotiator::Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets,
-                       std::uint64_t fusion_threshold_bytes, std::uint32_t slots, bool groups_alone)
+                       std::uint64_t fusion_threshold_bytes, std::uint32_t slots, bool groups_alone,
+                       std::string world)
     : topology_(topology),
+      world_(std::move(world)),
       sets_(topology_, std::move(sets)),
       agreed_(topology_, sets_, fusion_threshold_bytes, groups_alone),
       free_slots_(slots) {}
@@ -267,6 +270,9 @@ void Negotiator::apply_leaving(Reader& reader, Outcomes& outcomes) {
   if (std::find(left_.begin(), left_.end(), rank) != left_.end())
     throw WireError("a rank has left twice");
   left_.push_back(rank);
+  if (!world_.empty() && !first_refusal_)
+    first_refusal_ =
+        Refusal{rank, departure(world_, formatted("rank {} has", rank), "", "").text()};
   outcomes.left.push_back(rank);
 }
 
@@ -284,13 +290,13 @@ void Negotiator::apply_refusal(Reader& reader, Outcomes& outcomes) {
     pledged_.consume(unit.key);
     return forget(id);
   }
-  const Status status(
-      Status::Code::Shutdown,
-      formatted("{} '{}': rank {} has ended, or called hvd::shutdown(), without submitting it. If "
-                "it had fewer batches: ElasticSampler gives all ranks as many, and join() lets "
-                "them have different numbers. If it stopped for a reason of its own: all ranks "
-                "must agree on that, by hvd::any()",
-                name_of(unit.key.kind), display_name(unit.key.name), rank));
+  const Status status = departure(
+      world_,
+      formatted("{} '{}': rank {} has", name_of(unit.key.kind), display_name(unit.key.name), rank),
+      "ended, or called hvd::shutdown(),",
+      " without submitting it. If it had fewer batches: ElasticSampler gives all ranks as many, "
+      "and join() lets them have different numbers. If it stopped for a reason of its own: all "
+      "ranks must agree on that, by hvd::any()");
   if (!first_refusal_) first_refusal_ = Refusal{rank, status.text()};
   const UnitRef ref = unit.ref();
   pledged_.consume(unit.key);

@@ -82,8 +82,10 @@ struct Outcomes {
 class Negotiator : public Records {
  public:
   /// `sets[0]` is the global set. `slots` bounds known tensors. `groups_alone`: as in `cut`.
+  /// `world`: its name, for messages; empty: the global one.
   Negotiator(const Topology& topology, std::vector<ProcessSetInfo> sets,
-             std::uint64_t fusion_threshold_bytes, std::uint32_t slots, bool groups_alone = false);
+             std::uint64_t fusion_threshold_bytes, std::uint32_t slots, bool groups_alone = false,
+             std::string world = {});
 
   /// Returns the process sets, which are made and removed by agreement (OpKind::Control). Any
   /// thread, as far as ProcessSets says so.
@@ -134,7 +136,8 @@ class Negotiator : public Records {
   [[nodiscard]] bool all_left() const;
   /// Ranks of the key's set that have left without having joined, in the order in which they left.
   [[nodiscard]] std::vector<int> leavers_of(const UnitKey& key) const;
-  /// An operation that could not take place because a rank had left.
+  /// An operation that could not take place because a rank had left. In a world with a name: that
+  /// it has left.
   struct Refusal {
     int left_rank;
     std::string text;
@@ -176,6 +179,7 @@ class Negotiator : public Records {
   Unit& known_unit(std::uint32_t id);
 
   const Topology topology_;
+  const std::string world_;
   ProcessSets sets_;
   AgreedQueues agreed_;
 

@@ -200,6 +200,104 @@ TEST_CASE(
 
 namespace {
 
+/// What is said where `work` fails because a rank has left.
+std::string told(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const RankFailed& error) {
+    return error.what();
+  }
+  return "no RankFailed";
+}
+
+/// Worlds with a name, of which `leaver` leaves while the others go on in set 1.
+void with_named_worlds(const std::function<void(int leaver, int rank, Engine& engine,
+                                                const std::string& says)>& body) {
+  for (const auto& [ranks, domains] : kSizes) {
+    for (const int leaver : {0, ranks - 1}) {
+      CAPTURE(ranks);
+      CAPTURE(domains);
+      CAPTURE(leaver);
+      WorldOptions options{.size = ranks, .domains = domains, .config = {}};
+      options.customize = [](int /*rank*/, EngineParts& parts) { parts.world = "named"; };
+      std::vector<int> others;
+      for (int rank = 0; rank < ranks; ++rank)
+        if (rank != leaver) others.push_back(rank);
+      options.config.process_sets = {others};
+      ThreadWorld world(options);
+      const std::string says = formatted("rank {} has left the world 'named'", leaver);
+      world.run([&](int rank, Engine& engine) { body(leaver, rank, engine, says); }, false);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("leaving: of a world with a name, what needs who has left fails as it is called there") {
+  with_named_worlds([](int leaver, int rank, Engine& engine, const std::string& says) {
+    std::vector<float> values(3, 1.0F);
+    engine.wait(*engine.submit(sum_of(values, "before"), After::Wait));
+    if (rank == leaver) {
+      CHECK(!engine.leave(20ms));
+      CHECK(engine.shutdown());  // once the others have, as another thread would
+      return;
+    }
+    const auto needs = [&](const char* name) {
+      const auto said =
+          told([&] { engine.wait(*engine.submit(sum_of(values, name), After::Wait)); });
+      CHECK(said.starts_with(formatted("allreduce '{}': {} without submitting it. ", name, says)));
+    };
+    for (int round = 0; round < 20; ++round) {
+      needs("x");
+      needs("before");
+      std::vector<float> own(5, 1.0F);
+      engine.wait(*engine.submit(sum_of(own, "of the others", 1), After::Wait));
+      CHECK(own.front() == static_cast<float>(engine.topology().size - 1));
+      std::this_thread::sleep_for(2ms);
+    }
+    PeerCall call{values.data(), values.data(), DataType::Float32, 3, leaver, 0, {}};
+    CHECK(told([&] { engine.peer_calls().send(PeerCall(call)); }).find(says) != std::string::npos);
+    CHECK(told([&] { engine.peer_calls().receive(std::move(call)); }).find(says) !=
+          std::string::npos);
+    CHECK(!engine.has_failed());
+    CHECK(engine.leave(1h));
+    CHECK(engine.shutdown());
+  });
+}
+
+TEST_CASE(
+    "leaving: a world with a name is abandoned by who leaves it with something pending, and by who "
+    "has left it") {
+  for (const bool pends : {true, false}) {
+    CAPTURE(pends);
+    with_named_worlds([&](int leaver, int rank, Engine& engine, const std::string& says) {
+      std::vector<float> values(3, 1.0F);
+      engine.wait(*engine.submit(sum_of(values, "before"), After::Wait));
+      if (rank != leaver) {
+        std::string said = "no RankFailed";
+        while (said == "no RankFailed")  // what comes first may still be done
+          said = told([&] {
+            engine.wait(*engine.submit(sum_of(values, "of the others", 1), After::Wait));
+          });
+        CHECK(said == says);
+        CHECK(engine.has_failed());
+      } else if (pends) {
+        const auto pending = engine.submit(sum_of(values, "alone"));
+        const auto begin = Clock::now();
+        CHECK(engine.leave(20ms));
+        CHECK(Clock::now() - begin < 5s);
+        CHECK(pending->status.text() == says);
+      } else {
+        CHECK(!engine.leave(20ms));
+        engine.abandon();
+      }
+      CHECK(!engine.shutdown());
+    });
+  }
+}
+
+namespace {
+
 constexpr Size kSpanning[] = {{2, 2}, {3, 3}, {3, 2}, {4, 2}, {6, 3}};
 
 /// Calls `body(world, leaver, rounds)` for worlds of several domains, between which messages come
