@@ -43,7 +43,7 @@ Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap
 struct ChosenWire {
   std::string name;       ///< "MPI", "UCX"; empty where a world of one domain needs none
   MakePointToPoint make;  ///< collective
-  /// Of MPI: to be told that the world has ended in order.
+  /// Says that the world has ended in order. Null where nobody asks for it.
   std::shared_ptr<std::atomic<bool>> is_over = {};
 };
 

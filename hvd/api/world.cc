@@ -134,18 +134,6 @@ std::shared_ptr<RunningWorld> current_world() {
   return world;
 }
 
-bool end_in_order(const RunningWorld& world) noexcept {
-  const InsideLibrary inside;
-  try {
-    const bool clean = world.engine->shutdown();
-    if (world.close) world.close(clean);
-    return clean;
-  } catch (...) {
-    log(LogLevel::Error, "at the end of the world: {}", status_of_current_exception().text());
-    return false;
-  }
-}
-
 void require_running() { static_cast<void>(current_world()); }
 
 std::shared_ptr<RunningWorld> current_world_if_any() {

@@ -53,9 +53,6 @@ void await_end_of_world();
 /// one has died or the world has failed. Does nothing where there is no world. Where another thread
 /// is ending it, waits for that. For the end of the process, or of MPI.
 void leave_world() noexcept;
-/// Ends a world that was left, or that has failed, once all of its ranks have left. Returns whether
-/// they have.
-bool end_in_order(const RunningWorld& world) noexcept;
 /// Leaves the global world as it is, for the end of a process with another status than 0: the ranks
 /// of this host see it die; those of other hosts are told where this rank speaks for its own. Waits
 /// for nobody.

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "hvd/api/world.h"
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
 #include "hvd/base/threads.h"
@@ -73,7 +72,7 @@ bool abandon_lasting() {
     worlds.assign(living().lasting.begin(), living().lasting.end());
   }
   for (const auto& world : worlds)
-    if (world) world->engine->abandon();
+    if (world) world->engine->abort();
   return !worlds.empty();
 }
 
@@ -83,7 +82,7 @@ bool end_world(const std::shared_ptr<RunningWorld>& world,
   try {
     if (!world->engine->leave(patience)) {
       if (let_last(world)) return false;
-      world->engine->abandon();
+      world->engine->abort();
     }
   } catch (...) {
     log(LogLevel::Error, "at the end of a world: {}", status_of_current_exception().text());
@@ -92,6 +91,18 @@ bool end_world(const std::shared_ptr<RunningWorld>& world,
 }
 
 }  // namespace
+
+bool end_in_order(const RunningWorld& world) noexcept {
+  const InsideLibrary inside;
+  try {
+    const bool clean = world.engine->shutdown();
+    if (world.close) world.close(clean);
+    return clean;
+  } catch (...) {
+    log(LogLevel::Error, "at the end of the world: {}", status_of_current_exception().text());
+    return false;
+  }
+}
 
 WorldLife*& chosen_world() {
   static thread_local constinit WorldLife* chosen = nullptr;

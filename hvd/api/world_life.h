@@ -55,6 +55,10 @@ class WorldLife : public std::enable_shared_from_this<WorldLife> {
   std::weak_ptr<RunningWorld> ending_;
 };
 
+/// Ends a world that was left, or that has failed, once all of its ranks have left. Returns whether
+/// they have.
+bool end_in_order(const RunningWorld& world) noexcept;
+
 /// Returns the life of the world of this thread's innermost WorldScope; null outside of them.
 [[nodiscard]] WorldLife*& chosen_world();
 

@@ -366,12 +366,11 @@ void Engine::fail_everything(const Turn& turn, const Status& failure) noexcept {
 void Engine::abort(const Status& why) {
   const LibraryCall inside;
   // without the mutex, whose owner may wait for what this ends
-  if (!stopped_cleanly_.load()) board_.set_failure(why);
-}
-
-void Engine::abandon() {
-  abort(departure(parts_.world, formatted("rank {} has", parts_.topology.rank),
-                  "called hvd::shutdown()", ""));
+  if (stopped_cleanly_.load()) return;
+  board_.set_failure(why.ok()
+                         ? departure(parts_.world, formatted("rank {} has", parts_.topology.rank),
+                                     "called hvd::shutdown()", "")
+                         : why);
 }
 
 bool Engine::desert(const Status& why) noexcept {
@@ -418,7 +417,7 @@ bool Engine::leave(std::chrono::milliseconds patience) {
   const bool has_name = !parts_.world.empty();
   const auto deadline = Clock::now() + patience;
   const auto give_up_when_late = [&] {
-    if (has_name && Clock::now() > deadline) abandon();
+    if (has_name && Clock::now() > deadline) abort();
   };
   {
     const EngineLock lock(mutex_);
@@ -430,7 +429,7 @@ bool Engine::leave(std::chrono::milliseconds patience) {
   {
     Turn turn = loop_.take(has_name ? deadline : Clock::time_point::max());
     if (!turn) {  // another thread waits in vain
-      abandon();
+      abort();
       turn = loop_.take();
     }
     loop_.drive_until(turn, [&] {

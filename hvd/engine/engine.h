@@ -108,14 +108,13 @@ class Engine : private EngineEvents {
   /// `leave` has, unless one of them calls it, or it has waited for them for 10 s; in a world with
   /// a name for the `patience` of `leave` at most.
   bool shutdown();
-  /// Ends the world at once, for all ranks, as this one has left it: see `abort`.
-  void abandon();
   /// Returns whether the world has failed. Any thread.
   [[nodiscard]] bool has_failed() const { return board_.failed(); }
 
-  /// Ends the world at once, for all ranks: what is pending and what comes fails with `why`, unless
-  /// it has failed before. Waits for nobody, and does nothing after shutdown(). Any thread.
-  void abort(const Status& why);
+  /// Ends the world at once, for all ranks: what is pending and what comes fails with `why`, by
+  /// default that this rank has left it, unless it has failed before. Waits for nobody, and does
+  /// nothing after shutdown(). Any thread.
+  void abort(const Status& why = {});
 
   /// Not collective: this rank ends without shutdown(), for the reason given. Where it speaks for
   /// its domain it tells the other domains, which cannot see it die; its own does, and is told

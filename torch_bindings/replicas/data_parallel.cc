@@ -25,7 +25,6 @@ struct ModuleStructure {
   std::vector<std::weak_ptr<Module>>
       submodules;  ///< weak: an address in use is not given to another
   std::vector<Kind> parameters, buffers;
-  bool inference = c10::InferenceMode::is_enabled();  ///< replicas made in it serve in it only
 
   explicit ModuleStructure(const Module& module) {
     for (const auto& submodule : module.modules(/*include_self=*/false))
@@ -40,8 +39,7 @@ struct ModuleStructure {
     const auto same = [](const auto& a, const auto& b) {
       return !a.owner_before(b) && !b.owner_before(a);
     };
-    return inference == other.inference && parameters == other.parameters &&
-           buffers == other.buffers &&
+    return parameters == other.parameters && buffers == other.buffers &&
            std::equal(submodules.begin(), submodules.end(), other.submodules.begin(),
                       other.submodules.end(), same);
   }
@@ -110,6 +108,8 @@ struct Replicas {
   /// Copies of the module on all devices but the first, which is its own.
   void bring_up_to_date(const std::shared_ptr<Module>& module,
                         const std::vector<at::Device>& devices) {
+    // in which tensors would be made that cannot take the module's memory, nor gradients later
+    const c10::InferenceMode is_off(false);
     for (std::size_t i = 1; i < devices.size(); ++i) {
       const bool same_device = devices[i] == devices.front();
       if (copies.size() < i) copies.emplace_back(devices[i], nullptr);

@@ -1,5 +1,5 @@
 #pragma once
-/// What who needs a rank that has left the world in order is told.
+/// departure() words what who needs a rank that has left the world in order is told.
 // Tested in tests/ops/worlds_test.cc, tests/hvd/engine/leavers_test.cc
 
 #include <string>

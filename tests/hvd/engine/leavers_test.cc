@@ -289,7 +289,7 @@ TEST_CASE(
         CHECK(pending->status.text() == says);
       } else {
         CHECK(!engine.leave(20ms));
-        engine.abandon();
+        engine.abort();
       }
       CHECK(!engine.shutdown());
     });
