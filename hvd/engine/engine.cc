@@ -416,8 +416,14 @@ bool Engine::all_is_over() {
 bool Engine::leave(std::chrono::milliseconds patience) {
   const bool has_name = !parts_.world.empty();
   const auto deadline = Clock::now() + patience;
+  const auto is_late = [&] { return Clock::now() > deadline; };
+  const auto rests = [this]() HVD_REQUIRES(engine_mutex) {
+    return ledger_.empty() && queue_.empty() && messages_.is_idle();
+  };
   const auto give_up_when_late = [&] {
-    if (has_name && Clock::now() > deadline) abort();
+    if (!has_name || !is_late()) return;
+    const EngineLock lock(mutex_);
+    if (!rests()) abort();
   };
   {
     const EngineLock lock(mutex_);
@@ -428,8 +434,8 @@ bool Engine::leave(std::chrono::milliseconds patience) {
   bool is_over = false;
   {
     Turn turn = loop_.take(has_name ? deadline : Clock::time_point::max());
-    if (!turn) {  // another thread waits in vain
-      abort();
+    if (!turn) {  // another thread may wait in vain
+      give_up_when_late();
       turn = loop_.take();
     }
     loop_.drive_until(turn, [&] {
@@ -437,8 +443,7 @@ bool Engine::leave(std::chrono::milliseconds patience) {
       {
         const EngineLock lock(mutex_);
         is_over = all_is_over();
-        const bool rests = ledger_.empty() && queue_.empty() && messages_.is_idle();
-        if (is_over || (rests && Clock::now() > deadline)) return true;
+        if (is_over || (is_late() && rests())) return true;
       }
       give_up_when_late();
       return false;
