@@ -98,6 +98,7 @@ std::shared_ptr<Bootstrap> find_ranks(const Config& config) {
 }  // namespace
 
 void init() {
+  await_end_of_world();  // which is still there while another thread ends it
   if (!has_world()) init(Config::from_environment());
 }
 

@@ -85,7 +85,9 @@ bool end_world(const std::shared_ptr<RunningWorld>& world,
       world->engine->abort();
     }
   } catch (...) {
-    log(LogLevel::Error, "at the end of a world: {}", status_of_current_exception().text());
+    const Status failure = status_of_current_exception();
+    log(LogLevel::Error, "at the end of a world: {}", failure.text());
+    world->engine->abort(failure);  // nobody is to be waited for
   }
   return end_in_order(*world);
 }

@@ -129,14 +129,16 @@ void fill_in_place(torch::nn::Module& module,
 }
 
 std::string words_of_current_exception() {
+  constexpr const char* kNoWords = "an exception without words";
   try {
     throw;
   } catch (const c10::Error& error) {
-    const std::string words = error.what_without_backtrace();
-    return words.substr(0, words.find('\n'));
+    const std::string text = error.what_without_backtrace();
+    const std::string words = text.substr(0, text.find('\n'));
+    return words.empty() ? kNoWords : words;
   } catch (const std::exception& error) {
     const std::string words = error.what();
-    return words.empty() ? "an exception without words" : words;
+    return words.empty() ? kNoWords : words;
   } catch (...) {
     return "an exception that is no std::exception";
   }

@@ -81,7 +81,12 @@ ModuleReducer::ModuleReducer(std::shared_ptr<torch::nn::Module> module,
       buffers_(module_, formatted("ddp.{}/buffers", number_), options_.process_set),
       kept_(std::make_unique<ReplicaComparer>(formatted("ddp.{}/kept buffers", number_),
                                               options_.process_set, "buffer")) {
-  if (!options_.process_set.included()) return;  // this rank trains by itself
+  if (!options_.process_set.included()) {  // trains by itself; who steps together asks for the set
+    alone_ = std::make_unique<GradientOwner>(options_.process_set, "ddp");
+    for (const auto& parameter : module_->parameters())
+      if (parameter.requires_grad()) alone_->add(parameter);
+    return;
+  }
   note_joins(options_.process_set, joins_);
   broadcast_parameters(*module_, options_.process_set.ranks().front(), options_.process_set);
   if (options_.broadcast_buffers) buffers_.are_equal();

@@ -101,6 +101,7 @@ struct DistributedDataParallelOptions {
 
 namespace detail {
 
+class GradientOwner;
 class LocalGradients;
 
 /// The part of a DistributedDataParallel that is the same for every type of module. A backward pass
@@ -173,9 +174,10 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   /// The first from the start, one more for each set of parameters that were unfrozen later; none
   /// on a rank outside of the process set.
   std::vector<std::shared_ptr<GradientReducer>> reducers_;
-  std::size_t agreed_ = 1;              ///< reducers that all ranks are known to have
-  std::shared_ptr<JoinRounds> rounds_;  ///< null outside join()
-  std::uint64_t joins_ = 0;             ///< of all ranks, that have ended
+  std::unique_ptr<GradientOwner> alone_;  ///< of what such a rank trains; null elsewhere
+  std::size_t agreed_ = 1;                ///< reducers that all ranks are known to have
+  std::shared_ptr<JoinRounds> rounds_;    ///< null outside join()
+  std::uint64_t joins_ = 0;               ///< of all ranks, that have ended
   bool are_buffers_own_ =
       false;  ///< a forward pass in training may have changed them since they were shared
   bool are_buffers_ahead_ = false;  ///< shared for a forward pass that has thrown

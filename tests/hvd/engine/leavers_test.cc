@@ -234,12 +234,15 @@ void with_named_worlds(const std::function<void(int leaver, int rank, Engine& en
 }  // namespace
 
 TEST_CASE("leaving: of a world with a name, what needs who has left fails as it is called there") {
-  with_named_worlds([](int leaver, int rank, Engine& engine, const std::string& says) {
+  std::atomic<bool> has_left{false};
+  with_named_worlds([&](int leaver, int rank, Engine& engine, const std::string& says) {
     std::vector<float> values(3, 1.0F);
     engine.wait(*engine.submit(sum_of(values, "before"), After::Wait));
     if (rank == leaver) {
       CHECK(!engine.leave(20ms));
+      has_left = true;
       CHECK(engine.shutdown());  // once the others have, as another thread would
+      has_left = false;
       return;
     }
     const auto needs = [&](const char* name) {
@@ -260,6 +263,7 @@ TEST_CASE("leaving: of a world with a name, what needs who has left fails as it 
     CHECK(told([&] { engine.peer_calls().receive(std::move(call)); }).find(says) !=
           std::string::npos);
     CHECK(!engine.has_failed());
+    while (!has_left) std::this_thread::sleep_for(1ms);
     CHECK(engine.leave(1h));
     CHECK(engine.shutdown());
   });

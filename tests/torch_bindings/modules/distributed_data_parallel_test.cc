@@ -371,6 +371,7 @@ TEST_CASE(
   for (auto* each : {&net, &alone}) (*each)->to(kDouble);
   DistributedDataParallel ddp(net, {.process_set = set});
   torch::optim::SGD sgd(net->parameters(), 0.1), plain(alone->parameters(), 0.1);
+  hvd::GradScaler scaler({.init_scale = 1});  // asks those that step together
   const auto step = [&](int number, bool local) {
     sgd.zero_grad();
     plain.zero_grad();
@@ -379,10 +380,17 @@ TEST_CASE(
       loss(ddp, hvd::rank(), number).backward();
       loss(*alone, hvd::rank(), number).backward();
     }
-    loss(ddp, hvd::rank(), number + 1).backward();
+    const bool scaled = number < 3;
+    const at::Tensor last = loss(ddp, hvd::rank(), number + 1);
+    (scaled ? scaler.scale(last) : last).backward();
     loss(*alone, hvd::rank(), number + 1).backward();
     if (outside) CHECK(gradients_differ(net->parameters(), alone->parameters()) == 0);
-    sgd.step();
+    if (scaled) {
+      scaler.step(sgd);
+      scaler.update();
+    } else {
+      sgd.step();
+    }
     plain.step();
   };
   for (int number = 0; number < 3; ++number) step(number, number == 1);
