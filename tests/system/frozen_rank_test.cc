@@ -109,7 +109,7 @@ class FreezingBackend final : public Backend, private SlotMemory {
 
  private:
   std::optional<std::uint64_t> keep(const BatchTraits& /*traits*/, std::size_t /*bytes*/) override {
-    frost_.frozen = frost_.frozen || freezes_;
+    if (freezes_) frost_.frozen = true;
     while (freezes_ && !frost_.thawed) std::this_thread::sleep_for(1ms);
     return std::nullopt;
   }
