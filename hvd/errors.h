@@ -19,7 +19,7 @@ struct NotInitialized : Error {
   using Error::Error;
 };
 /// InvalidArgument: the call itself is wrong. It is raised at the call, on this rank only, and
-/// leaves no trace.
+/// leaves no trace, unless the function says otherwise.
 struct InvalidArgument : Error {
   using Error::Error;
 };
@@ -41,7 +41,8 @@ struct DuplicateName : InvalidArgument {
 struct Joined : Error {
   using Error::Error;
 };
-/// RankFailed: a rank died or left. The text names it.
+/// RankFailed: a rank died, fell silent, gave up, called `abort()`, or left a World where it was
+/// needed. The text names it.
 struct RankFailed : Error {
   using Error::Error;
 };
@@ -50,7 +51,7 @@ struct RankFailed : Error {
 struct StallTimeout : Error {
   using Error::Error;
 };
-/// Shutdown: the library was shut down with the operation pending.
+/// Shutdown: this rank, or one that the operation needs, has called `shutdown()`.
 struct Shutdown : Error {
   using Error::Error;
 };

@@ -24,7 +24,8 @@ namespace hvd {
 /// An exception that leaves `work` leaves spawn() in that rank too. In the process that has started
 /// the ranks spawn() throws Error if they did not all end well, with the launcher's exit code and
 /// the text of each rank's exception; BackendError if there is no `mpirun` or TMPDIR is no folder;
-/// InvalidArgument for fewer than one rank.
+/// InvalidArgument for fewer than one rank, and for several where a launcher has made a world of
+/// one.
 void spawn(int ranks, const std::function<void()>& work);
 
 }  // namespace hvd

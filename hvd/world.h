@@ -183,15 +183,15 @@ class World {
   /// Returns counters of this rank since the world was made.
   [[nodiscard]] Stats stats() const;
 
-  /// Leaves the world. Not collective; returns within a second. Where the others leave meanwhile,
+  /// Leaves the world. Not collective; returns in about 0.3 s. Where the others leave meanwhile,
   /// all have ended in order. What others have pending, or begin later, and needs this rank fails
   /// there with a RankFailed that names it; all else goes on. Where this rank has something pending
   /// itself, or its process ends before the others leave, the world fails with that. Does nothing
   /// where it was left before. The global world is ended by `shutdown()`: throws InvalidArgument
   /// for it.
   void leave();
-  /// Ends the world in order, as `hvd::shutdown()` does for the global one. Collective. Returns
-  /// whether all ranks did.
+  /// Blocks until all ranks have called it or left, and has the world end in order then.
+  /// Collective. Returns whether it has.
   bool shutdown();
 
   /// Ends the world at once, on all its ranks, as `hvd::abort` ends the global one.
