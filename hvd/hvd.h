@@ -382,9 +382,13 @@ PersistentHandle<void> reducescatter_init(const Buffer& output, const Buffer& in
 /// operations that cannot do without it raise Joined on the others. Returns, on all ranks, the one
 /// that joined last. Meanwhile submissions of this rank to the set throw Joined.
 int join(const ProcessSet& process_set = {});
+/// Does what `join` does without waiting: has said so when it returns.
+Handle<int> join_async(const ProcessSet& process_set = {});
 
 /// Blocks until all ranks of the set have called it.
 void barrier(const ProcessSet& process_set = {});
+/// Does what `barrier` does without waiting: what it returns is done when all have called either.
+Handle<void> barrier_async(const ProcessSet& process_set = {});
 
 /// Sends `buffer` to one rank, which receives it by recv with this tag: messages between two ranks
 /// with one tag in the order in which they were sent. Returns when the buffer may be used again: of

@@ -84,6 +84,8 @@ namespace detail {
     }                                                          \
   };
 HVD_OPERATIONS(HVD_CALL_BY_NAME)
+HVD_CALL_BY_NAME(barrier_async, Barrier)
+HVD_CALL_BY_NAME(join_async, Join)
 HVD_CALL_BY_NAME(broadcast_object, Object)
 HVD_CALL_BY_NAME(allgather_object, Object)
 #undef HVD_CALL_BY_NAME
@@ -226,6 +228,17 @@ class World {
   /// Does what `hvd::join` does, over all ranks of the world, or a set of it.
   int join() const;
   int join(const ProcessSet& process_set) const;
+  /// @}
+  /// @{
+  /// Do the same without waiting; they return a `Handle`, as the functions of hvd/hvd.h do.
+  template <class Set = ProcessSet>
+  [[nodiscard]] auto barrier_async(const Set& process_set = {}) const {
+    return run([&] { return detail::Call_barrier_async()(process_set); });
+  }
+  template <class Set = ProcessSet>
+  [[nodiscard]] auto join_async(const Set& process_set = {}) const {
+    return run([&] { return detail::Call_join_async()(process_set); });
+  }
   /// @}
 
   // The operations of hvd/hvd.h and <hvd/torch.h>, called for this world: `world.allreduce(tensor,

@@ -159,6 +159,12 @@ int join(const ProcessSet& process_set) {
   return static_cast<int>(
       submit_and_wait(request(OpKind::Join, SetOptions{kJoin, process_set}))->value);
 }
+Handle<int> join_async(const ProcessSet& process_set) {
+  auto running = engine();
+  auto pending = running->submit(request(OpKind::Join, SetOptions{kJoin, process_set}));
+  const auto last = [state = pending] { return static_cast<int>(state->value); };
+  return {std::move(running), std::move(pending), last};
+}
 
 bool note_joins(const ProcessSet& process_set, std::uint64_t& noted) {
   const auto world = current_world_if_any();
@@ -170,6 +176,9 @@ void barrier(const ProcessSet& process_set) {
   const SetOptions options{{}, process_set};
   if (try_fast_path(small_request(OpKind::Barrier, options))) return;
   submit_and_wait(request(OpKind::Barrier, options));
+}
+Handle<void> barrier_async(const ProcessSet& process_set) {
+  return submit_only(request(OpKind::Barrier, SetOptions{{}, process_set}));
 }
 
 }  // namespace hvd

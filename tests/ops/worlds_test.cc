@@ -151,6 +151,7 @@ void use(const World& world, int salt = 0) {
   CHECK(world.barrier_until(20s).empty());
   CHECK(world.barrier_until(std::chrono::steady_clock::now() + 20s).empty());
   world.barrier();
+  world.barrier_async().wait();
 }
 
 std::string error_of(const std::function<void()>& work) {
@@ -380,6 +381,7 @@ void go_on_without(const World& world, int leaver, const ProcessSet& others,
   is_told([&] { static_cast<void>(world.recv(buffer_of(values), {.peer = leaver})); });
   CHECK(world.barrier_until(20s) == std::vector{leaver});
   is_told([&] { static_cast<void>(world.join()); });
+  is_told([&] { static_cast<void>(world.join_async().wait()); });
   is_told([&] { world.allreduce(buffer_of(values), buffer_of(values)); });
   world.barrier(others);
   CHECK(world.is_running());

@@ -242,6 +242,37 @@ TEST_CASE("a process set ends with its world") {
   CHECK_THROWS_AS(allreduce(whole(values), whole(values), {.process_set = now}), NotInitialized);
 }
 
+TEST_CASE("barrier_async, join_async: return at once, and are done when all have called") {
+  init();
+  for (int round = 0; round < 5; ++round) {
+    // Ranks may take either form.
+    if ((rank() + round) % 2 == 0) {
+      barrier();
+    } else {
+      barrier_async().wait();
+    }
+  }
+  const bool is_late = rank() > 0 && rank() + 1 == size();
+  Handle<void> met = is_late ? Handle<void>() : barrier_async();
+  if (rank() == 0 && size() > 1) CHECK(!met.wait_for(std::chrono::milliseconds(20)));
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (is_late) met = barrier_async();
+  met.wait();
+  std::vector<float> values(3, 1);
+  const bool joins = rank() == 0;
+  Handle<int> joined = joins ? join_async() : Handle<int>();
+  if (joins) {
+    if (size() > 1) CHECK_THROWS_AS(allreduce(whole(values), whole(values)), Joined);
+  } else {
+    allreduce(whole(values), whole(values), {.op = ReduceOp::Sum});
+    CHECK(values.front() == static_cast<float>(size() - 1));
+    joined = join_async();
+  }
+  const int last = joined.wait();
+  CHECK((size() == 1 ? last == 0 : last > 0));
+  shutdown();
+}
+
 TEST_CASE("join: a second one meanwhile is told so, and so is who has joined what never ends") {
   init();
   std::vector<float> values(3, 1);
