@@ -41,8 +41,8 @@ void let_first_go(const std::function<void()>& call, const RankZeroFirstOptions&
 /// collective call itself. While they wait, HVD_STALL_CHECK_TIME_SECONDS may warn, and
 /// HVD_STALL_SHUTDOWN_TIME_SECONDS end the world, if that is set. If `call` throws on a rank that
 /// goes first, it throws this on that rank, and RankFailed, with its words, on all others: those
-/// that do not go first do not call it; what it throws on a later rank is that rank's alone. Throws InvalidArgument on a
-/// rank outside the set.
+/// that do not go first do not call it; what it throws on a later rank is that rank's alone. Throws
+/// InvalidArgument on a rank outside the set.
 template <class Call>
 auto rank_zero_first(Call&& call, const RankZeroFirstOptions& options = {})
     -> std::invoke_result_t<Call&> {
