@@ -19,16 +19,16 @@ using detail::Operation;
 using Tensors = std::vector<at::Tensor>;
 
 /// `rows`: of the operation, once it is done.
-detail::GradientRule gather_rule(const AllgatherOptions& options,
+detail::GradientRule gather_rule(const Tensors& tensors, const AllgatherOptions& options,
                                  const std::shared_ptr<Operation::Rows>& rows) {
-  return [options, rows](const Tensors& gradients) {
+  return [options, rows, places = detail::differentiable(tensors)](const Tensors& gradients) {
     const std::string name = detail::gradient_name(options.name, gradients);
     const Tensors means =
         grouped_allreduce(gradients, {.name = name, .process_set = options.process_set});
     const auto self = static_cast<std::size_t>(options.process_set.rank());
     Tensors own;
     for (std::size_t i = 0; i < means.size(); ++i) {
-      const auto& of_ranks = rows->at(i);
+      const auto& of_ranks = rows->at(places[i]);
       const auto begin = std::accumulate(
           of_ranks.begin(), of_ranks.begin() + static_cast<std::ptrdiff_t>(self), std::int64_t{0});
       own.push_back(means[i].slice(0, begin, begin + of_ranks[self]));
@@ -39,14 +39,15 @@ detail::GradientRule gather_rule(const AllgatherOptions& options,
 
 std::shared_ptr<Operation> gathering(const Tensors& tensors, const AllgatherOptions& options) {
   auto operation = detail::operation_by_rows(OpKind::Allgather, tensors, options);
-  if (detail::needs_gradient(tensors)) operation->backward = gather_rule(options, operation->rows);
+  if (detail::needs_gradient(tensors))
+    operation->backward = gather_rule(tensors, options, operation->rows);
   return operation;
 }
 
 Handle<Tensors> gather_into(const detail::Target& target, const AllgatherOptions& options,
                             After after) {
   const auto operation = target.operation(options);
-  return target.start(operation, after, gather_rule(options, operation->rows));
+  return target.start(operation, after, gather_rule({target.output()}, options, operation->rows));
 }
 
 }  // namespace

@@ -54,6 +54,7 @@ using Tensors = std::vector<at::Tensor>;
 detail::GradientRule exchange_rule(const AlltoallOptions& options, const at::Tensor& input,
                                    const std::vector<std::int64_t>& splits,
                                    const std::shared_ptr<Operation::Rows>& rows) {
+  if (input.dim() == 0) return {};  // the engine refuses scalars
   const std::int64_t unsent =
       input.size(0) - std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
   return [options, unsent, rows](const Tensors& gradients) {
@@ -100,8 +101,7 @@ Handle<AlltoallResult> exchange_into(at::Tensor output, const at::Tensor& input,
   const detail::Target target(std::move(output), input, OpKind::Alltoall, options.name);
   const auto splits = detail::splits_of(input, options);
   const auto operation = target.operation(options, splits);
-  const auto rule = input.dim() == 0 ? detail::GradientRule()
-                                     : exchange_rule(options, input, splits, operation->rows);
+  const auto rule = exchange_rule(options, input, splits, operation->rows);
   return with_splits(target.start(operation, after, rule), operation, options);
 }
 

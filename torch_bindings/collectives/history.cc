@@ -33,8 +33,12 @@ class Communicated : public torch::autograd::Function<Communicated> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto rule = context->saved_data["rule"].toCapsule();
-    auto result = static_cast<const Rule*>(rule.get())->backward(gradients);
-    result.resize(result.size() + 2);  // none for the other arguments
+    const auto places = differentiable(gradients);
+    variable_list given;
+    for (const auto place : places) given.push_back(gradients[place]);
+    const auto found = static_cast<const Rule*>(rule.get())->backward(given);
+    variable_list result(gradients.size() + 2);  // none for the other arguments
+    for (std::size_t i = 0; i < places.size(); ++i) result[places[i]] = found[i];
     return result;
   }
 };
@@ -58,6 +62,14 @@ class Written : public torch::autograd::Function<Written> {
 };
 
 }  // namespace
+
+std::vector<std::size_t> differentiable(const Tensors& group) {
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < group.size(); ++i)
+    if (at::isFloatingType(group[i].scalar_type()) || at::isComplexType(group[i].scalar_type()))
+      places.push_back(i);
+  return places;
+}
 
 Tensors tied(const Tensors& given, const Tensors& results, GradientRule rule) {
   // a TensorList: autograd would not look into a vector

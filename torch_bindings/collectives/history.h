@@ -39,7 +39,11 @@ class GradientRule {
   std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> function_;
 };
 
-/// Returns `results` as what came of `given`, with that rule for their gradients.
+/// Returns the places of the tensors of a group that can have gradients: those of floating-point
+/// and complex numbers.
+std::vector<std::size_t> differentiable(const std::vector<at::Tensor>& group);
+/// Returns `results` as what came of `given`, with that rule for the gradients of those that can
+/// have any.
 std::vector<at::Tensor> tied(const std::vector<at::Tensor>& given,
                              const std::vector<at::Tensor>& results, GradientRule rule);
 

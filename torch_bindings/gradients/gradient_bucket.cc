@@ -26,7 +26,7 @@ void GradientSlot::follow_layout(bool sparse_as_dense) {
   if (sparse_as_dense) {
     gradient() = gradient().to_dense();
   } else {
-    sparse = true;
+    sparse_dims = gradient().sparse_dim();
   }
 }
 
@@ -62,7 +62,7 @@ void GradientBucket::take_in_together(bool are_thrown_away) {
   if (!memory.is_taken_together()) return;
   std::vector<std::size_t> members;
   for (const auto* slot : slots)
-    if (round.is_present(slot->member) && !slot->sparse) members.push_back(slot->member);
+    if (round.is_present(slot->member) && !slot->sparse_dims) members.push_back(slot->member);
   memory.take_in_together(members, are_thrown_away, other_streams);
   if (are_thrown_away) return;
   for (auto* slot : slots)
@@ -74,7 +74,8 @@ void GradientBucket::weigh(const GradientWeights& weights) {
   if (weights.factor() == 1) return;
   std::vector<at::Tensor> all;
   for (auto* slot : slots) {
-    if (!round.is_present(slot->member) || slot->sparse || slot->weighed != Weighed::No) continue;
+    if (!round.is_present(slot->member) || slot->sparse_dims || slot->weighed != Weighed::No)
+      continue;
     all.push_back(memory.sent(slot->member));
     slot->weighed = memory.sends_gradient(slot->member) ? Weighed::Itself : Weighed::Copy;
   }
@@ -115,9 +116,8 @@ void GradientBucket::give_back(double share) {
 }
 
 bool GradientBucket::learn_sparse(const ProcessSet& process_set) {
-  at::Tensor known = at::zeros({static_cast<std::int64_t>(slots.size())}, at::kInt);
-  for (const auto* slot : slots)
-    if (slot->sparse) known[static_cast<std::int64_t>(slot->member)] = 1;
+  at::Tensor known = at::zeros({static_cast<std::int64_t>(slots.size())}, at::kLong);
+  for (const auto* slot : slots) known[static_cast<std::int64_t>(slot->member)] = slot->sparse_dims;
   const AllreduceOptions most{
       .name = name + "/sparse", .op = ReduceOp::Max, .process_set = process_set};
   const AllreduceOptions least{
@@ -131,7 +131,7 @@ bool GradientBucket::learn_sparse(const ProcessSet& process_set) {
     return false;  // not even as many parameters
   }
   for (auto* slot : slots)
-    if (anywhere[static_cast<std::int64_t>(slot->member)].item<int>() != 0) slot->sparse = true;
+    slot->sparse_dims = anywhere[static_cast<std::int64_t>(slot->member)].item<std::int64_t>();
   return !anywhere.equal(everywhere);
 }
 

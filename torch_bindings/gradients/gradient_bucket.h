@@ -78,9 +78,10 @@ struct GradientSlot {
 
   NamedParameter named;
   Kind kind;
-  bool compressed = false;  ///< goes by a compression that needs a memory, in no bucket
-  bool sparse = false;      ///< its gradients are sparse on some rank: they travel on their own
-  bool reduced = false;     ///< `.grad` is what a round gave, the same on all ranks
+  bool compressed = false;       ///< goes by a compression that needs a memory, in no bucket
+  bool reduced = false;          ///< `.grad` is what a round gave, the same on all ranks
+  std::int64_t sparse_dims = 0;  ///< of its gradients, where they are sparse on some rank: they
+                                 ///< travel on their own
   std::size_t bucket = 0;
   std::size_t member = 0;         ///< of the bucket, or of what is compressed
   int passes = 0;                 ///< backward passes since the last step that gave a gradient

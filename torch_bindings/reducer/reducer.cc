@@ -54,7 +54,7 @@ void throw_pass_away(ReducerBuckets& buckets, RoundHistory& history, bool alone)
   std::vector<at::Tensor> changed;
   for (const auto& slot : buckets.slots())
     if (!alone && buckets.is_under_way(slot) && buckets.round_of(slot).is_submitted() &&
-        !slot.sparse && slot.since_mark() == detail::GradientMark::Since::Changed)
+        !slot.sparse_dims && slot.since_mark() == detail::GradientMark::Since::Changed)
       changed.push_back(slot.gradient());
   history.fail(true);
   detail::FirstFailure failure;

@@ -206,7 +206,7 @@ std::pair<ReducerBuckets::Fate, const GradientSlot*> ReducerBuckets::fate_of_gra
     const Since since = slot.since_mark();
     if (since == Since::Same) continue;
     // sparse ones leave later
-    if (since == Since::Changed && (slot.sparse || &slot == just_given)) continue;
+    if (since == Since::Changed && (slot.sparse_dims || &slot == just_given)) continue;
     if (since != Since::Changed &&
         (!slot.gradient().defined() || &slot == just_given || slot.is_zero()))
       ++gone;
@@ -253,8 +253,8 @@ void ReducerBuckets::take_rest(GradientBucket& bucket, Round round, bool early) 
       context_.found(*slot);
       slot->share_out(summed_ranks());
       slot->follow_layout(options_.sparse_as_dense);
-      if (!slot->sparse) bucket.memory.take_in(member, false);
-      if (!slot->sparse) bucket.memory.pack(member);
+      if (!slot->sparse_dims) bucket.memory.take_in(member, false);
+      if (!slot->sparse_dims) bucket.memory.pack(member);
       slot->set_mark();
       continue;
     }
@@ -262,7 +262,7 @@ void ReducerBuckets::take_rest(GradientBucket& bucket, Round round, bool early) 
       gradient = only_zeros ? at::zeros_like(gradient) : gradient.clone();
       slot->set_mark();
     }
-    if (!slot->sparse || !bucket.memory.result(member).defined())
+    if (!slot->sparse_dims || !bucket.memory.result(member).defined())
       bucket.memory.fill_with_zeros(member);
   }
 }
@@ -272,15 +272,15 @@ void ReducerBuckets::give(GradientSlot& slot, bool is_complete) {
   if (slot.compressed)
     return is_complete ? round.give(slot.member) : round.find(slot.member, false);
   if (round.is_submitted() && !round.is_given(slot.member))
-    return round.come_late(slot.member, !slot.sparse && !slot.gradient().is_sparse());
+    return round.come_late(slot.member, !slot.sparse_dims && !slot.gradient().is_sparse());
   GradientBucket& bucket = buckets_[slot.bucket];
   open(bucket);
   arrivals_.note(static_cast<std::size_t>(&slot - slots_.data()));
   bucket.streams.note(slot.named.parameter);
   slot.follow_layout(options_.sparse_as_dense);
-  if (!slot.sparse) bucket.memory.take_in(slot.member, true);
+  if (!slot.sparse_dims) bucket.memory.take_in(slot.member, true);
   if (!is_complete) return;
-  if (!slot.sparse) bucket.memory.pack(slot.member);
+  if (!slot.sparse_dims) bucket.memory.pack(slot.member);
   round.give(slot.member);
   if (round.state() == RoundState::Gathering) {
     std::vector<bool> are_awaited;

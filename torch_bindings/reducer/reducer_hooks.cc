@@ -94,7 +94,7 @@ void GradientReducer::on_gradient(std::size_t index) {
   refuse_with_shares(slot);
   begin_pass(slot);
   if (slot.passes > 0 && !buckets_.round_of(slot).is_given(slot.member) && slot.is_replaced() &&
-      !slot.sparse)
+      !slot.sparse_dims)
     slot.passes = 0;
   refuse_more(slot);
   synchronized_ = false;

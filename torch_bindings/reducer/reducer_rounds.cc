@@ -112,11 +112,11 @@ void ReducerBuckets::submit(GradientBucket& bucket, Round round, bool wait_follo
   const bool scattered = submission.kind == OpKind::Reducescatter;
   for (const auto* slot : bucket.slots) {
     TensorArgument argument = bucket.memory.argument(slot->member, kept);
-    if (!slot->sparse)
+    if (!slot->sparse_dims)
       bytes_sent_ +=
           (scattered ? 1 : 2) * bucket.memory.result(slot->member).nbytes() * (ranks - 1) / ranks;
-    argument.present = bucket.round.is_present(slot->member) && !slot->sparse;
-    if (slot->sparse) argument.shape = {0};  // says so to the others
+    argument.present = bucket.round.is_present(slot->member) && !slot->sparse_dims;
+    if (slot->sparse_dims) argument.shape = {0};  // says so to the others
     if (scattered)
       scatter(argument, keeper_->parts(slot->named.parameter), options_.process_set.rank());
     submission.tensors.push_back(std::move(argument));
@@ -237,15 +237,14 @@ void ReducerBuckets::reduce_compressed() {
 void ReducerBuckets::reduce_sparse(Round round) {
   std::vector<std::pair<GradientSlot*, Handle<at::Tensor>>> under_way;
   for (auto& slot : slots_) {
-    if (!slot.sparse) continue;
+    if (!slot.sparse_dims) continue;
     if (round != Round::ThrownAway) slot.share_out(summed_ranks());
     const at::Tensor& parameter = slot.named.parameter;
     const at::Tensor& gradient = parameter.grad();
-    at::Tensor mine =
-        !gradient.defined()
-            ? at::zeros_like(parameter, parameter.options().requires_grad(false)).to_sparse(1)
-        : gradient.is_sparse() ? gradient
-                               : gradient.to_sparse(1);
+    at::Tensor mine = gradient.defined()
+                          ? gradient
+                          : at::zeros_like(parameter, parameter.options().requires_grad(false));
+    if (!mine.is_sparse()) mine = mine.to_sparse(slot.sparse_dims);
     if (context_.weights.are_asked()) mine = context_.weights.weighed(mine);
     AllreduceOptions options{.name = formatted("{}/sparse gradient of {}", name_, slot.named.name),
                              .process_set = options_.process_set};

@@ -81,7 +81,11 @@ TEST_CASE("alltoall: wrong splits are refused at the call and leave no trace") {
   if (n > 1)
     CHECK(contains(error_of<hvd::InvalidArgument>([&] { hvd::alltoall(tensor); }),
                    "cannot be divided evenly"));
-  CHECK_THROWS_AS(hvd::alltoall(torch::tensor(1.0)), hvd::InvalidArgument);
+  const at::Tensor scalar = torch::tensor(1.0);
+  const at::Tensor wanted = torch::tensor(1.0).requires_grad_();
+  CHECK_THROWS_AS(hvd::alltoall(scalar), hvd::InvalidArgument);
+  CHECK_THROWS_AS(hvd::alltoall(wanted), hvd::InvalidArgument);
+  CHECK_THROWS_AS(hvd::alltoall_async(wanted), hvd::InvalidArgument);
   CHECK(hvd::alltoall(torch::ones({n})).output.sizes() == at::IntArrayRef({n}));
 }
 

@@ -4,7 +4,7 @@
 namespace {
 
 using namespace hvd::test;
-using at::kDouble, at::kLong;
+using at::kBool, at::kDouble, at::kLong;
 using hvd::ReduceOp;
 using Tensors = std::vector<at::Tensor>;
 
@@ -64,6 +64,51 @@ TEST_CASE("gradients") {
   CHECK(!hvd::allreduce(torch::ones({2})).requires_grad());
   const torch::NoGradGuard no_gradient;
   CHECK(!hvd::allreduce(input()).requires_grad());
+}
+
+TEST_CASE("gradients of groups: masks and integers that travel with features have none") {
+  const int n = hvd::size();
+  const auto rows = [](std::int64_t count, at::ScalarType type) {
+    return data({count, 2}, type, hvd::rank());
+  };
+  {
+    const at::Tensor mask = torch::ones({2, 2}, kBool);
+    const at::Tensor a = rows(hvd::rank() + 1, kDouble).requires_grad_();
+    const at::Tensor b = rows(3, at::kFloat).requires_grad_();
+    const Tensors all = hvd::grouped_allgather({mask, a, rows(1, kLong), b});
+    CHECK(all[0].size(0) == 2 * n);
+    CHECK(!all[0].requires_grad());
+    (all[1].sum() + 2 * all[3].sum()).backward();
+    CHECK(same(a.grad(), torch::ones_like(a)));
+    CHECK(same(b.grad(), torch::full_like(b, 2)));
+  }
+  for (const auto op : {ReduceOp::Average, ReduceOp::Sum}) {
+    const at::Tensor x = rows(2 * n + 1, kDouble).requires_grad_();
+    const Tensors own = hvd::grouped_reducescatter({rows(n, kLong), x}, {.op = op});
+    own[1].sum().backward();
+    CHECK(same(x.grad(), torch::full_like(x, op == ReduceOp::Sum ? n : 1)));
+  }
+}
+
+TEST_CASE("gradients: 16- and 32-bit floats") {
+  for (const auto type : {at::kHalf, at::kBFloat16, at::kFloat}) {
+    const auto input = [&] { return data({2 * hvd::size()}, type, hvd::rank()).requires_grad_(); };
+    const auto check = [&](const at::Tensor& x, const at::Tensor& result, double expected) {
+      result.sum().backward();
+      CHECK((x.grad().scalar_type() == type));
+      CHECK(same(x.grad(), torch::full_like(x, expected)));
+    };
+    at::Tensor x = input();
+    check(x, hvd::allreduce(x, {.op = ReduceOp::Sum}), hvd::size());
+    x = input();
+    check(x, hvd::allgather(x), 1);
+    x = input();
+    check(x, hvd::alltoall(x).output, 1);
+    x = input();
+    check(x, hvd::reducescatter(x, {.op = ReduceOp::Sum}), hvd::size());
+    x = input();
+    check(x, hvd::broadcast(x, {.root_rank = 0}), hvd::rank() == 0 ? 1 : 0);
+  }
 }
 
 }  // namespace

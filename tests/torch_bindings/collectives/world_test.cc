@@ -166,6 +166,13 @@ TEST_CASE("process sets of the configuration") {
     for (const int r : ranks)
       mean += static_cast<double>(r + 1) / static_cast<double>(ranks.size());
     CHECK(torch::allclose(x.grad(), torch::full({4}, hvd::rank() == root ? mean : 0.0, kDouble)));
+    const auto members = static_cast<std::int64_t>(ranks.size());
+    const at::Tensor y = data({2 * members}, kDouble, hvd::rank()).requires_grad_();
+    (hvd::allreduce(y, {.op = ReduceOp::Sum, .process_set = set}).sum() +
+     hvd::reducescatter(y, {.op = ReduceOp::Sum, .process_set = set}).sum() +
+     hvd::alltoall(y, {.process_set = set}).output.sum())
+        .backward();
+    CHECK(same(y.grad(), torch::full_like(y, 2.0 * static_cast<double>(members) + 1)));
     if (ranks.size() > 1)  // the text has global ranks
       CHECK(contains(error_of<hvd::Mismatch>([&] {
                        hvd::allreduce(torch::ones({hvd::rank() == root ? 2 : 3}),

@@ -75,7 +75,7 @@ TEST_CASE(
   for (const bool as_dense : {true, false}) {
     GradientSlot slot = slot_of(data({4}, kFloat, 0).to_sparse(1));
     slot.follow_layout(as_dense);
-    CHECK(slot.sparse == !as_dense);
+    CHECK(slot.sparse_dims == (as_dense ? 0 : 1));
     CHECK(slot.gradient().is_sparse() == !as_dense);
   }
   GradientSlot slot = slot_of(torch::zeros({4}));
@@ -152,10 +152,10 @@ TEST_CASE(
     "gradient bucket: all ranks know of a sparse gradient that one of them has, and that they do") {
   const at::NoGradGuard no_gradient;
   Bucket made(false);
-  made.slots[2].sparse = last();
+  made.slots[2].sparse_dims = last() ? 2 : 0;
   CHECK(made.bucket->learn_sparse({}) == (hvd::size() > 1));
-  CHECK(made.slots[2].sparse);
-  CHECK(!made.slots[1].sparse);
+  CHECK(made.slots[2].sparse_dims == 2);
+  CHECK(made.slots[1].sparse_dims == 0);
   CHECK(!made.bucket->learn_sparse({}));
 }
 

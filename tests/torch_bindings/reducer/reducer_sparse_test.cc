@@ -48,6 +48,14 @@ TEST_CASE(
   CHECK(torch::allclose(travelled.first, expected.first));
   CHECK(torch::allclose(travelled.second, expected.second));
   CHECK(torch::allclose(made_dense.first, expected.first));
+  for (const auto& options : {hvd::DistributedOptimizerOptions{.op = hvd::ReduceOp::Sum},
+                              hvd::DistributedOptimizerOptions{.backward_passes_per_step = 2},
+                              hvd::DistributedOptimizerOptions{.shard_optimizer_state = true}}) {
+    const auto dense = train(false, options);
+    const auto sparse = train(true, options);
+    CHECK(torch::allclose(sparse.first, dense.first));
+    CHECK(torch::allclose(sparse.second, dense.second));
+  }
   // by the same rule, in and out of buckets
   const auto predivided = train(true, {.gradient_predivide_factor = 5});
   CHECK(torch::allclose(predivided.first, expected.first));
@@ -56,6 +64,28 @@ TEST_CASE(
   const auto left = train(true, {.compression = hvd::Compression::powersgd(4)});
   CHECK(torch::allclose(left.first, expected.first));
   CHECK(torch::allclose(left.second, expected.second));
+}
+
+TEST_CASE("a gradient that is sparse in two dimensions, which some rank has not, or has dense") {
+  for (const bool dense : {true, false}) {
+    const auto train = [&](bool sparse) {
+      const at::Tensor weight = torch::ones({4, 3}).requires_grad_();
+      const auto wrapped = sgd({weight}, 0.1, 0);
+      DistributedOptimizer optimizer(*wrapped, {{"weight", weight}});
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        if (hvd::rank() == 0) {
+          torch::gather(weight, 1, torch::full({4, 1}, step, at::kLong), sparse).sum().backward();
+        } else if (dense) {
+          (weight.sum() * hvd::rank()).backward();
+        }
+        optimizer.step();
+      }
+      CHECK(same_on_all_ranks(weight));
+      return weight.detach();
+    };
+    CHECK(torch::allclose(train(true), train(false)));
+  }
 }
 
 TEST_CASE("a sparse gradient that no rank has is none afterwards") {
