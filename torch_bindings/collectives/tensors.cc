@@ -153,6 +153,18 @@ at::Tensor unexpanded(const at::Tensor& tensor) {
   return part;
 }
 
+at::Tensor carried(const at::Tensor& tensor) {
+  const at::Tensor part = unexpanded(tensor);
+  if (is_carried(part.scalar_type())) return part;
+  switch (part.element_size()) {
+    case 1: return part.view(at::kByte);
+    case 2: return part.view(at::kShort);
+    case 4: return part.view(at::kInt);
+    case 8: return part.view(at::kLong);
+    default: static_cast<void>(data_type_of(part, "")); return part;
+  }
+}
+
 at::Tensor in_memory_order(const at::Tensor& dense) {
   return dense.detach().as_strided({dense.numel()}, {1});
 }

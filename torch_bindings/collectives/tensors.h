@@ -49,6 +49,9 @@ bool has_memory_of_its_own(const at::Tensor& tensor);
 /// Returns the elements that there are of an expanded tensor, in the same memory: what may be
 /// written in place. Returns any other as it is.
 at::Tensor unexpanded(const at::Tensor& tensor);
+/// Returns the same with bits as integers for a type that no collective has (unsigned 16 to 64
+/// bits, float8...); throws as `data_type_of` does for one of another size than integers.
+at::Tensor carried(const at::Tensor& tensor);
 /// A tensor of `type` in `memory`, which it keeps, from byte `offset` on; with the shape of `like`,
 /// and its strides if that is dense.
 at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, const at::Tensor& like,

@@ -29,7 +29,8 @@ void copy_together(const std::vector<at::Tensor>& to, const std::vector<at::Tens
 }
 
 bool has_form_of(const at::Tensor& gradient, const at::Tensor& place) {
-  return gradient.scalar_type() == place.scalar_type() && gradient.strides() == place.strides();
+  return gradient.scalar_type() == place.scalar_type() && gradient.strides() == place.strides() &&
+         !gradient.is_conj() && !gradient.is_neg();
 }
 
 }  // namespace
@@ -114,7 +115,7 @@ void BucketMemory::pack(std::size_t member) {
   Cell& cell = cells_[member];
   if (cell.home.defined()) return;
   at::Tensor& gradient = cell.gradient();
-  gradient = detail::watched(gradient);
+  gradient = detail::watched(gradient.resolve_conj().resolve_neg());
   if (is_taken_together_) return;
   const at::Tensor& parameter = cell.named->parameter;
   if (parameter.is_cpu()) {

@@ -279,7 +279,7 @@ AnnouncedGradient::~AnnouncedGradient() {
 }
 
 bool stays_in_shared_memory(const at::Tensor& gradient, const void* owner, bool just_given) {
-  if (gradient.nbytes() < kLeastBytes || gradient.is_conj() || gradient.is_neg()) return false;
+  if (gradient.nbytes() < kLeastBytes) return false;
   // Beside `.grad` there is autograd's own reference to what it has just given, at most.
   const auto& storage = gradient.storage();
   if (gradient.use_count() != 1 || storage.use_count() > (just_given ? 2U : 1U) ||

@@ -1,6 +1,7 @@
 #include "torch_bindings/modules/distributed_data_parallel.h"
 
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -296,7 +297,23 @@ void ModuleReducer::on_output(std::uint64_t pass, bool synchronized, bool traini
     return reducer->requires_gradients();
   });
   if (plain && training && trains) return begin_backward(task);
+  if (!plain && training && !told_ && !at::GradMode::is_enabled()) tell_of_asked();
   if (!plain && !torch::autograd::get_current_graph_task_keep_graph()) outstanding_.erase(pass);
+}
+
+/// Says so if the pass, of which there is no graph, is torch::autograd::grad() of parameters.
+void ModuleReducer::tell_of_asked() {
+  const auto& asked = *torch::autograd::get_current_graph_task_exec_info();
+  told_ = std::any_of(asked.begin(), asked.end(), [this](const auto& node) {
+    const auto* const leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.first);
+    return node.second.captures_ && leaf != nullptr &&
+           known_.contains(leaf->variable.unsafeGetTensorImpl());
+  });
+  if (told_ && options_.process_set.size() > 1)
+    log(LogLevel::Warning,
+        "{}: torch::autograd::grad() gives gradients of parameters that are this rank's alone, and "
+        "a step by them makes the ranks differ: call backward(), or average them yourself",
+        name());
 }
 
 bool ModuleReducer::takes_gradient(const std::string& name, const at::Tensor& parameter) {
@@ -311,7 +328,10 @@ bool ModuleReducer::takes_gradient(const std::string& name, const at::Tensor& pa
   // a pass within the pass (checkpointing) may add to the gradient later on
   if (in_backward_) return task == task_;
   const bool is_reached = task == reached_task_ && !reached_.empty();
-  if (task == local_task_ || (outstanding_.empty() && !is_reached)) {
+  // under no_sync(), of what forward returns nothing may tell to which pass it belongs: the last
+  const bool is_awaited =
+      unsynchronized > 0 ? outstanding_.contains(passes_ - 1) : !outstanding_.empty();
+  if (task == local_task_ || (!is_awaited && !is_reached)) {
     keep_local(name, parameter, task);
     return false;
   }
@@ -324,7 +344,8 @@ bool ModuleReducer::takes_gradient(const std::string& name, const at::Tensor& pa
 /// The gradient stays on this rank until the next pass that is reduced.
 void ModuleReducer::keep_local(const std::string& parameter_name, const at::Tensor& parameter,
                                int task) {
-  if (options_.process_set.size() == 1) return;
+  // Where there is another wrapper of it, the pass may be that one's.
+  if (options_.process_set.size() == 1 || GradientOwners::count(parameter) > 1) return;
   const bool is_meant = task == local_task_ || unsynchronized > 0;
   const bool is_first = std::exchange(last_local_task_, task) != task;
   const std::string* const stepped = local_ && !is_meant && is_first ? local_->changed() : nullptr;
@@ -459,6 +480,8 @@ void ModuleReducer::share_model(int last, torch::optim::Optimizer* optimizer) {
 void ModuleReducer::end_join() {
   rounds_ = nullptr;
   for (const auto& reducer : reducers_) reducer->set_join(nullptr);
+  // what was unfrozen meanwhile is not known to a rank that had ended
+  for (agreed_ = reducers_.size(); agreed_ > 1; --agreed_) reducers_[agreed_ - 1]->listen(false);
 }
 
 /// Forgets what was under way before all ranks have joined: it is over.

@@ -13,7 +13,8 @@
 ///
 /// A reduction begins where a pass gives a parameter a gradient, or in training where backward()
 /// comes from what `forward` has returned: torch::autograd::grad with respect to an input sends
-/// nothing, and one rank alone may ask for it.
+/// nothing, and one rank alone may ask for it. With respect to parameters it gives this rank's own
+/// gradients, which is logged once unless create_graph is set.
 ///
 /// What passes under no_sync(), and those of the module itself past the wrapper's `forward`, make
 /// of gradients stays on the rank until the next pass that is reduced. If parameters have changed
@@ -150,6 +151,7 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   void reduce_unfrozen(const Named& unfrozen);
   void add_reducer(const Named& parameters, int number);
   void on_output(std::uint64_t pass, bool synchronized, bool training);
+  void tell_of_asked();
   bool takes_gradient(const std::string& name, const at::Tensor& parameter);
   void keep_local(const std::string& name, const at::Tensor& parameter, int task);
   [[nodiscard]] std::string name() const;
@@ -195,7 +197,7 @@ class ModuleReducer : public std::enable_shared_from_this<ModuleReducer> {
   int reached_task_ = -1;     ///< the last one through what another forward pass returned
   int last_local_task_ = -1;  ///< the last one that has left gradients on this rank
   std::unique_ptr<LocalGradients> local_;  ///< null if there are none to be reduced yet
-  bool told_ = false;                      ///< that passes of the module itself are not reduced
+  bool told_ = false;                      ///< that some gradients are not reduced
 };
 
 }  // namespace detail
@@ -276,7 +278,8 @@ class DistributedDataParallel : public torch::nn::Module {
   NoSync no_sync() { return NoSync(reducer()); }
 
   /// Returns a guard for ranks with different numbers of batches (torch_bindings/modules/join.h),
-  /// around the training loop, on all ranks of the set.
+  /// around the training loop, on all ranks of the set. What some have unfrozen meanwhile all must
+  /// have before the next pass, else that throws Mismatch.
   JoinGuard join(const JoinOptions& options = {}) { return reducer()->join(options); }
 
   /// Says what this rank's gradients count in the next backward pass that is reduced: the average

@@ -81,8 +81,8 @@ void GradScaler::check_scaled(const char* what) const {
     throw InvalidArgument(formatted("GradScaler: {} before any scale(loss)", what));
 }
 
-/// Multiplies all gradients, or none where it throws. Returns the sum of what was found on each
-/// device; undefined if there are no gradients.
+/// Multiplies all gradients, or none where it refuses one. Returns the sum of what was found on
+/// each device; undefined if there are no gradients.
 at::Tensor GradScaler::multiply(Optimizer& optimizer, double factor) {
   const at::NoGradGuard no_gradient;
   std::map<std::tuple<std::string, at::ScalarType, bool>, std::vector<at::Tensor>> by_kind;
@@ -90,11 +90,15 @@ at::Tensor GradScaler::multiply(Optimizer& optimizer, double factor) {
   // whose 16-bit gradients are looked at here, and divided in fp32 later
   std::vector<at::Tensor> with_master;
   std::set<const void*> seen;  // a group may list a parameter twice (tied weights)
-  const auto refuse_half = [](const at::Tensor& gradient) {
+  const auto refuse_others = [](const at::Tensor& gradient) {
     if (gradient.scalar_type() == at::kHalf)
       throw InvalidArgument(
           "GradScaler: fp16 gradients cannot be unscaled; keep parameters in fp32, or a "
           "MasterWeights around the optimizer");
+    if (gradient.is_complex() || (gradient.layout() != at::kStrided && !gradient.is_sparse()))
+      throw InvalidArgument(
+          formatted("GradScaler: a gradient of type {} and layout {} cannot be unscaled",
+                    at::toString(gradient.scalar_type()), c10::str(gradient.layout())));
   };
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
@@ -105,7 +109,7 @@ at::Tensor GradScaler::multiply(Optimizer& optimizer, double factor) {
         static_cast<void>(masters->wide(parameter, at::empty({0})));  // throws if it was changed
         with_master.push_back(parameter);
       } else {
-        refuse_half(gradient);
+        refuse_others(gradient);
       }
       const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
       by_kind[{values.device().str(), values.scalar_type(), has_master}].push_back(values);
@@ -113,7 +117,7 @@ at::Tensor GradScaler::multiply(Optimizer& optimizer, double factor) {
   }
   if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer)) {
     for (const auto& [name, share] : distributed->gradient_shares()) {
-      refuse_half(share);
+      refuse_others(share);
       by_kind[{share.device().str(), share.scalar_type(), false}].push_back(share);
     }
   }
@@ -232,6 +236,9 @@ void GradScaler::unscale_(Optimizer& given) {
     record.unread = multiply(optimizer, 1.0 / scale);
   } catch (const InvalidArgument& error) {
     if (takes_part) refuse(set, error.what());
+    throw;
+  } catch (const c10::Error& error) {  // no memory
+    if (takes_part) refuse(set, error.what_without_backtrace());
     throw;
   }
   record.has_gradients = record.unread.defined();

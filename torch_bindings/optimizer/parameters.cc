@@ -66,25 +66,6 @@ std::vector<Item> in_order(const NamedTensors& tensors) {
   return items;
 }
 
-/// Returns what travels for a tensor, and shares its memory: of an expanded one the elements that
-/// there are, and bits as integers for a type that no collective has (unsigned 16 to 64 bits,
-/// float8...).
-at::Tensor carried(const at::Tensor& tensor) {
-  const at::Tensor part = detail::unexpanded(tensor.detach());
-  try {
-    detail::data_type_of(part, "");
-    return part;
-  } catch (const InvalidArgument&) {
-    switch (part.element_size()) {
-      case 1: return part.view(at::kByte);
-      case 2: return part.view(at::kShort);
-      case 4: return part.view(at::kInt);
-      case 8: return part.view(at::kLong);
-      default: throw;
-    }
-  }
-}
-
 }  // namespace
 
 void broadcast_parameters(const NamedTensors& tensors, int root_rank,
@@ -108,7 +89,7 @@ void broadcast_parameters(const NamedTensors& tensors, int root_rank,
   for (const auto& item : items) {
     if (!item.tensor.defined()) continue;
     Group& group = by_device[item.device];
-    group.tensors.push_back(carried(item.tensor));
+    group.tensors.push_back(detail::carried(item.tensor.detach()));
     group.names.push_back(item.name());
   }
   std::vector<Handle<std::vector<at::Tensor>>> handles;

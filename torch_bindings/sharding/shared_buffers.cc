@@ -24,14 +24,19 @@ namespace {
 /// counter has seen.
 constexpr std::size_t kLargeBytes = std::size_t{64} << 10;
 
-/// Kernels write to running statistics past their version counters.
+/// Kernels write to running statistics past their version counters, and backward needs none.
 bool is_statistic(std::string_view name) {
   const auto last = name.substr(name.rfind('.') + 1);
-  return last == "running_mean" || last == "running_var";
+  return last == "running_mean" || last == "running_var" || last == "num_batches_tracked";
 }
 
 /// Returns what travels of a buffer: the same memory, with a version counter of its own.
-at::Tensor elements_of(const at::Tensor& buffer) { return unexpanded(buffer.variable_data()); }
+at::Tensor elements_of(const at::Tensor& buffer) { return carried(buffer.variable_data()); }
+
+/// Tells autograd that the buffer has other values now: a graph that has saved it is refused.
+void tell_autograd(const at::Tensor& buffer) {
+  if (buffer.defined() && !buffer.is_inference()) buffer.unsafeGetTensorImpl()->bump_version();
+}
 
 /// In the order of their names, each once.
 SharedBuffers::Named buffers_of(const torch::nn::Module& module) {
@@ -52,6 +57,7 @@ SharedBuffers::Named buffers_of(const torch::nn::Module& module) {
 /// Buffers of one type, and all of them one after the other.
 struct PackedBuffers {
   std::vector<at::Tensor> buffers;
+  std::vector<at::Tensor> told;  ///< of each the one whose version counts; or undefined
   at::Tensor all;
 
   [[nodiscard]] bool are_plain() const {
@@ -78,17 +84,21 @@ struct PackedBuffers {
   void unpack() {
     if (are_plain()) {
       const auto* from = static_cast<const std::byte*>(all.const_data_ptr());
-      for (const auto& buffer : buffers) {
-        if (buffer.nbytes() > 0) std::memcpy(buffer.mutable_data_ptr(), from, buffer.nbytes());
-        from += buffer.nbytes();
+      for (std::size_t i = 0; i < buffers.size(); from += buffers[i++].nbytes()) {
+        const std::size_t bytes = buffers[i].nbytes();
+        if (bytes == 0 || std::memcmp(buffers[i].const_data_ptr(), from, bytes) == 0) continue;
+        std::memcpy(buffers[i].mutable_data_ptr(), from, bytes);
+        tell_autograd(told[i]);
       }
       return;
     }
     std::vector<at::Tensor> pieces;
     std::int64_t begin = 0;
-    for (const auto& buffer : buffers) {
+    for (std::size_t i = 0; i < buffers.size(); begin += buffers[i++].numel()) {
+      const at::Tensor& buffer = buffers[i];
       pieces.push_back(all.slice(0, begin, begin + buffer.numel()).view(buffer.sizes()));
-      begin += buffer.numel();
+      if (told[i].defined() && !at::equal(buffer, pieces.back().to(buffer.device())))
+        tell_autograd(told[i]);
     }
     at::_foreach_copy_(buffers, pieces);
   }
@@ -104,10 +114,14 @@ class SharedBuffers::Sharing {
       for (const auto size : buffer.sizes())
         digest = digest_of(static_cast<std::uint64_t>(size), digest);
       if (buffer.nbytes() < kLargeBytes || is_statistic(name)) {
-        by_type[buffer.scalar_type()].buffers.push_back(elements_of(buffer));
+        const at::Tensor elements = elements_of(buffer);
+        auto& packed = by_type[elements.scalar_type()];
+        packed.buffers.push_back(elements);
+        // To look at what is on a GPU takes time: it is done if this rank has written there.
+        const bool is_told = !is_statistic(name) && (buffer.is_cpu() || of.is_changed(buffer));
+        packed.told.push_back(is_told ? buffer : at::Tensor());
       } else {
         large.emplace_back(name, buffer);
-        seen.push_back({buffer, version_of(buffer), buffer.const_data_ptr()});
         changed.push_back(of.is_changed(buffer) ? 1 : 0);
       }
     }
@@ -135,7 +149,6 @@ class SharedBuffers::Sharing {
   std::vector<PackedBuffers> types;
   at::Tensor names;  ///< no elements; its shape digests names, types, shapes; or undefined
   Named large;
-  std::vector<Seen> seen;             ///< of the large ones, as they are now
   std::vector<std::uint8_t> changed;  ///< which of them have, on this rank
   std::optional<Handle<std::vector<at::Tensor>>> handle;
   std::optional<Handle<at::Tensor>> telling;  ///< which have on some rank
@@ -148,12 +161,13 @@ bool SharedBuffers::is_changed(const at::Tensor& buffer) const {
          found->second.memory != buffer.const_data_ptr();
 }
 
-void SharedBuffers::are_equal() {
+void SharedBuffers::are_equal() { are_equal(buffers_of(*module_)); }
+
+void SharedBuffers::are_equal(const Named& buffers) {
   seen_.clear();
-  for (const auto& [name, buffer] : buffers_of(*module_))
-    if (buffer.nbytes() >= kLargeBytes)
-      seen_.insert_or_assign(buffer.unsafeGetTensorImpl(),
-                             Seen{buffer, version_of(buffer), buffer.const_data_ptr()});
+  for (const auto& [name, buffer] : buffers)
+    seen_.emplace(buffer.unsafeGetTensorImpl(),
+                  Seen{buffer, version_of(buffer), buffer.const_data_ptr()});
 }
 
 /// Begins to tell which of the large buffers have changed on some rank.
@@ -193,6 +207,7 @@ void SharedBuffers::finish(Sharing& sharing) {
   }
   if (!is_root) sharing.unpack();
   share_what_has_changed(sharing, nullptr, is_root);
+  are_equal(sharing.all);
 }
 
 /// Collective over the ranks that have got a Mismatch. Throws one that says which buffers each has.
@@ -213,6 +228,7 @@ void SharedBuffers::share_what_has_changed(Sharing& sharing, const JoinRounds* r
   if (!sharing.telling) return;
   const at::Tensor changed = sharing.telling->wait();
   std::map<std::string, std::pair<std::vector<at::Tensor>, std::vector<std::string>>> by_device;
+  std::vector<std::pair<at::Tensor, at::Tensor>> before;  // and what was in it
   for (std::size_t i = 0; i < sharing.large.size(); ++i) {
     const auto& [name, buffer] = sharing.large[i];
     if (changed.const_data_ptr<std::uint8_t>()[i] == 0) {
@@ -222,6 +238,7 @@ void SharedBuffers::share_what_has_changed(Sharing& sharing, const JoinRounds* r
     auto& [tensors, names] = by_device[buffer.device().str()];
     tensors.push_back(elements_of(buffer));
     names.push_back(name);
+    if (!is_root) before.emplace_back(buffer, tensors.back().clone());
   }
   std::size_t number = 0;
   for (auto& [device, both] : by_device) {
@@ -236,8 +253,8 @@ void SharedBuffers::share_what_has_changed(Sharing& sharing, const JoinRounds* r
                             .wait());
     }
   }
-  seen_.clear();
-  for (auto& seen : sharing.seen) seen_.emplace(seen.buffer.unsafeGetTensorImpl(), std::move(seen));
+  for (const auto& [buffer, values] : before)
+    if (!at::equal(values, elements_of(buffer))) tell_autograd(buffer);
 }
 
 /// A sum of bytes, all but the root's zero: a broadcast would need the ranks that have joined, too.
@@ -267,6 +284,7 @@ void SharedBuffers::share(const JoinRounds* rounds) {
   if (!is_root) sharing.unpack();
   if (!sharing.large.empty()) sharing.telling = tell(sharing.changed);
   share_what_has_changed(sharing, rounds, is_root);
+  are_equal(sharing.all);
 }
 
 }  // namespace hvd::detail

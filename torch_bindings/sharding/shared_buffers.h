@@ -2,9 +2,10 @@
 /// The buffers of a module (running statistics, counters, masks) made those of one rank on all, in
 /// place. They go by their names. Small ones and running statistics travel each time, as one tensor
 /// per type; large ones only where a rank has changed them since they were equal, as their version
-/// counters and addresses say: all ranks tell one another which. Autograd is not told of the
-/// change, as batch normalisation's own kernels do not tell it: so forward may be called several
-/// times before backward. Thread: one at a time. Shares the module. Throws what a broadcast does:
+/// counters and addresses say: all ranks tell one another which. Autograd is told where values
+/// change, and refuses a graph that needs those before; not of running statistics, as batch
+/// normalisation's own kernels do not tell it: so forward may be called several times before
+/// backward. Thread: one at a time. Shares the module. Throws what a broadcast does:
 /// Mismatch on all ranks, naming the buffers, where the ranks' buffers differ in name, type or
 /// shape.
 
@@ -51,12 +52,13 @@ class SharedBuffers {
   [[nodiscard]] const Named& kept() const { return kept_; }
 
  private:
-  /// A large buffer, as it was when it was the same on all ranks.
+  /// A buffer, as it was when it was the same on all ranks.
   struct Seen {
     at::Tensor buffer;  ///< so that its address is not another's
     std::int64_t version = 0;
     const void* memory = nullptr;
   };
+  void are_equal(const Named& buffers);
   [[nodiscard]] bool is_changed(const at::Tensor& buffer) const;
   [[nodiscard]] Handle<at::Tensor> tell(const std::vector<std::uint8_t>& changed) const;
   void sum_of_training(const std::vector<at::Tensor>& tensors, const std::string& name,
@@ -67,7 +69,7 @@ class SharedBuffers {
   const std::shared_ptr<torch::nn::Module> module_;
   const std::string name_;
   const ProcessSet process_set_;
-  std::unordered_map<const void*, Seen> seen_;  ///< of large buffers
+  std::unordered_map<const void*, Seen> seen_;
   Named kept_;
 };
 

@@ -66,6 +66,65 @@ TEST_CASE("a refused unnamed call on one rank does not put the ranks out of step
   CHECK(same(hvd::broadcast(rank_tensor(0)), torch::zeros({3})));
 }
 
+TEST_CASE("conjugated and negated tensors are read and written by their values") {
+  const int n = hvd::size(), next = (hvd::rank() + 1) % n, before = (hvd::rank() + n - 1) % n;
+  const auto conjugated = +[](const at::Tensor& values) { return values.conj(); };
+  const auto negated = +[](const at::Tensor& values) { return torch::imag(values.conj()); };
+  for (const auto lazily : {conjugated, negated}) {
+    const auto of = [&](int rank) { return lazily(data({n, 3}, kComplexDouble, rank)); };
+    const auto room = [&](std::int64_t rows) {
+      return lazily(torch::zeros({rows, 3}, kComplexDouble));
+    };
+    const at::Tensor mine = of(hvd::rank());
+    REQUIRE((mine.is_conj() || mine.is_neg()));
+    Tensors all, rows;
+    for (const int rank : everyone()) {
+      all.push_back(of(rank).clone().resolve_conj().resolve_neg());
+      rows.push_back(all.back().narrow(0, hvd::rank(), 1));
+    }
+    const at::Tensor sum = reduced(all, ReduceOp::Sum), sum_row = reduced(rows, ReduceOp::Sum);
+    CHECK(same(hvd::alltoall(mine).output, torch::cat(rows)));
+    CHECK(same(hvd::reducescatter(mine, {.op = ReduceOp::Sum}), sum_row));
+    CHECK(same(hvd::allgather_into(room(n * n), mine), torch::cat(all)));
+    CHECK(same(hvd::alltoall_into(room(n), mine).output, torch::cat(rows)));
+    CHECK(same(hvd::reducescatter_into(room(1), mine, {.op = ReduceOp::Sum}), sum_row));
+    at::Tensor received = room(n);
+    const auto sent = hvd::send_async(mine, {.peer = next});
+    hvd::recv(received, {.peer = before});
+    sent.wait();
+    CHECK(same(received, all[static_cast<std::size_t>(before)]));
+
+    const at::Tensor one = of(hvd::rank()), root = of(hvd::rank());
+    const Tensors group{of(hvd::rank()), mine.clone()};
+    hvd::grouped_allreduce_(group, {.op = ReduceOp::Sum});
+    CHECK((same(group[0], sum) && same(group[1], sum)));
+    auto reduce = hvd::allreduce_init(one, {.op = ReduceOp::Sum});
+    auto send = hvd::broadcast_init(root, {.root_rank = n - 1});
+    auto gather = hvd::allgather_init(room(n * n), mine);
+    auto exchange = hvd::alltoall_init(room(n), mine);
+    auto scatter = hvd::reducescatter_init(room(1), mine, {.op = ReduceOp::Sum});
+    for (int round = 0; round < 4; ++round) {
+      one.copy_(mine);
+      root.copy_(mine);
+      reduce.start();
+      CHECK(same(reduce.wait(), sum));
+      send.start();
+      CHECK(same(send.wait(), all.back()));
+      gather.start();
+      CHECK(same(gather.wait(), torch::cat(all)));
+      exchange.start();
+      CHECK(same(exchange.wait().output, torch::cat(rows)));
+      scatter.start();
+      CHECK(same(scatter.wait(), sum_row));
+    }
+  }
+  const at::Tensor parts = torch::imag(data({3}, kComplexDouble, 1).conj());
+  CHECK(same(hvd::allreduce(parts, {.compression = hvd::Compression::bf16()}), parts));
+  CHECK(same(hvd::broadcast_object(parts, 0), parts));
+  CHECK(same(hvd::broadcast_object(data({3}, kComplexDouble, 1).conj(), 0),
+             data({3}, kComplexDouble, 1).conj()));
+}
+
 TEST_CASE("layouts: scalars, nothing, views, transposed, channels last, expanded, conjugated") {
   const auto layouts = [](int rank) {
     const at::Tensor image = data({2, 3, 4, 5}, kFloat, rank);

@@ -209,6 +209,45 @@ TEST_CASE(
   CHECK(gradient.equal(torch::full({4}, 3.0F)));
 }
 
+TEST_CASE("bucket memory: what travels of conjugated and negated gradients is their values") {
+  const at::NoGradGuard no_gradient;
+  std::deque<hvd::NamedParameter> parameters;
+  parameters.push_back({"complex", data({4}, at::kComplexFloat, 0).requires_grad_()});
+  parameters.push_back({"number", torch::ones({}).requires_grad_()});
+  const at::Tensor given = data({4}, at::kComplexFloat, 1);
+  const auto give = [&](at::Device device) {
+    gradient_of(parameters[0]) = given.to(device).conj();
+    gradient_of(parameters[1]) = torch::imag(given.to(device)[1].conj());
+  };
+  const BucketMemory::Terms terms{};
+  for (const bool are_taken_together : {false, true}) {
+    BucketMemory memory(members_of(parameters), terms);
+    BucketMemory::make_room({&memory}, are_taken_together, nullptr);
+    give(at::kCPU);
+    for (const std::size_t i : {0, 1}) {
+      memory.take_in(i, true);
+      memory.pack(i);
+    }
+    if (are_taken_together) memory.take_in_together({0, 1}, false, false);
+    std::vector<std::shared_ptr<void>> kept;
+    const auto sent = [&](std::size_t i) {
+      return static_cast<const float*>(memory.argument(i, kept).input);
+    };
+    CHECK(sent(0)[3] == -torch::imag(given)[1].item<float>());
+    CHECK(sent(1)[0] == -torch::imag(given)[1].item<float>());
+  }
+
+  for (auto& each : parameters)
+    each.parameter = each.parameter.detach().to(at::kMeta).requires_grad_();
+  BucketMemory nowhere(members_of(parameters), terms);  // without room
+  give(at::kMeta);
+  for (const std::size_t i : {0, 1}) {
+    nowhere.pack(i);
+    CHECK((!nowhere.sent(i).is_conj() && !nowhere.sent(i).is_neg()));
+    CHECK(nowhere.sent(i).is_same(gradient_of(parameters[i])));
+  }
+}
+
 TEST_CASE("bucket memory: rooms are not made across devices") {
   auto parameters = parameters_of({{4}, {4}});
   const BucketMemory::Terms terms{};

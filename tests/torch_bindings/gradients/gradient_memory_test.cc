@@ -429,5 +429,34 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("gradients that come conjugated on some ranks only are reduced by their values") {
+  for (const bool are_views : {true, false})
+    for (const int shards : {0, 1, 2}) {
+      CAPTURE(are_views);
+      CAPTURE(shards);
+      const at::Tensor w =
+          data({kWidth, kWidth}, at::kComplexFloat, 0).clone().requires_grad_(true);
+      const auto loss = [&](int rank, int step) {
+        const at::Tensor c = data(w.sizes(), at::kComplexFloat, rank, step);
+        return torch::real((rank % 2 == 0 ? w.conj() * c : w * c).sum());
+      };
+      const auto wrapped = sgd({w}, 0.01, 0);
+      DistributedOptimizer optimizer(*wrapped, {{"w", w}},
+                                     {.shard_optimizer_state = shards > 0,
+                                      .shard_gradients = shards > 1,
+                                      .gradients_are_views = are_views});
+      for (int step = 0; step < 3; ++step) {
+        at::Tensor sum = torch::zeros_like(w).detach();
+        for (const int rank : everyone()) sum += torch::autograd::grad({loss(rank, step)}, {w})[0];
+        const at::Tensor expected = w.detach() - 0.01 * sum / hvd::size();
+        optimizer.zero_grad();
+        loss(hvd::rank(), step).backward();
+        optimizer.step();
+        CHECK(difference(torch::view_as_real(w.detach()), torch::view_as_real(expected)) < 1e-5);
+        CHECK(same_on_all_ranks(w));
+      }
+    }
+}
+
 }  // namespace
 }  // namespace gradient_memory_test

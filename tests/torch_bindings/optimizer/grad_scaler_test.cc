@@ -195,6 +195,43 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "GradScaler: all ranks hear of one whose gradients cannot be unscaled, and the next step "
+    "works") {
+  for (const auto spoil : {+[](at::Tensor& given) {
+                             if (given.dim() == 1) given = given.to(at::kComplexDouble);
+                           },
+                           +[](at::Tensor& given) {
+                             if (given.dim() > 1) given = given.to_sparse_csr();
+                           },
+                           +[](at::Tensor& given) { given = given.to(at::kFloat8_e5m2); }}) {
+    Sequential net = small_model();
+    const auto parameters = net->parameters();
+    SGD optimizer = sgd(net);
+    GradScaler scaler({.init_scale = 4});
+    scaler.scale(small_loss(net, hvd::rank(), 0)).backward();
+    std::vector<at::Tensor> given, before;
+    for (const auto& parameter : parameters) {
+      given.push_back(parameter.grad());
+      before.push_back(given.back().clone());
+      if (last()) spoil(parameter.mutable_grad());
+    }
+    if (last()) {
+      CHECK_THROWS(scaler.unscale_(optimizer));
+    } else {
+      const std::string text = error_of<hvd::Mismatch>([&] { scaler.unscale_(optimizer); });
+      CAPTURE(text);
+      CHECK(contains(text, last_rank() + ": "));
+    }
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      parameters[i].mutable_grad() = given[i];
+      CHECK(same(given[i], before[i]));
+    }
+    scaler.unscale_(optimizer);
+    for (std::size_t i = 0; i < given.size(); ++i) CHECK(same(given[i], before[i] / 4));
+  }
+}
+
 TEST_CASE("GradScaler: of scales that differ, each rank takes the least that it has heard of") {
   if (hvd::size() < 3) return;
   const auto low = hvd::add_process_set({0, 1}), high = hvd::add_process_set({1, 2});

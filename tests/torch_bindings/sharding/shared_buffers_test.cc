@@ -188,5 +188,89 @@ TEST_CASE(
   CHECK(is_same_on_all_ranks(*net));
 }
 
+/// Multiplies by a mask and a scale that it makes of a batch, if it is told to.
+struct Scaling : torch::nn::Module {
+  Scaling(std::int64_t width, bool has_gaps) {
+    layer = register_module("layer", Linear(6, width));
+    to(kDouble);
+    const torch::NoGradGuard no_gradient;
+    for (auto& parameter : parameters()) parameter.copy_(data(parameter.sizes(), kDouble, 0) * 0.3);
+    scale = register_buffer("scale", torch::ones({width, has_gaps ? 2 : 1}, kDouble).select(1, 0));
+    mask = register_buffer("mask", torch::arange(width).remainder(3).to(kDouble));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (writes) {
+      const torch::NoGradGuard no_gradient;
+      scale.fill_(x.abs().mean() + 1);
+    }
+    return layer(x) * scale * mask;
+  }
+  Linear layer{nullptr};
+  at::Tensor scale, mask;
+  bool writes = true;
+};
+
+TEST_CASE(
+    "what happens if a graph needs a buffer that has become the first rank's since: it is as one "
+    "process where all have had the same, and else no rank gets a gradient") {
+  for (const std::int64_t width : {6, 8192}) {  // of a buffer that always travels, and a large one
+    for (const int variant : {0, 1, 2, 3}) {
+      const bool has_gaps = variant % 2 == 1, retains = variant > 1;
+      const auto net = std::make_shared<Scaling>(width, has_gaps);
+      const auto alone = std::make_shared<Scaling>(width, has_gaps);
+      DistributedDataParallel<Scaling> ddp(net);
+      // through one graph twice, or through two at once, of which the first has written the scale
+      const auto passes = [&](auto& module, int rank) {
+        net->writes = alone->writes = true;
+        const at::Tensor one = module.forward(input(rank, 0));
+        net->writes = alone->writes = false;
+        if (retains) one.sum().backward({}, /*retain_graph=*/true);
+        (retains ? one.square() : one * module.forward(input(rank, 0))).sum().backward();
+      };
+      passes(ddp, 0);
+      passes(*alone, 0);
+      CHECK(difference(net->layer->weight.grad(), alone->layer->weight.grad()) < 1e-9);
+      net->zero_grad();
+      const std::string text = error_of<std::runtime_error>([&] { passes(ddp, hvd::rank()); });
+      CAPTURE(text);
+      if (hvd::size() > 1)
+        CHECK(contains(text, hvd::rank() == 0 ? "has left a backward pass by an exception"
+                                              : "modified by an inplace operation"));
+      net->zero_grad();
+      alone->zero_grad();
+      ddp.forward(input(hvd::rank(), 1)).sum().backward();
+      alone->scale.copy_(net->scale);
+      for (const int rank : everyone())
+        (alone->forward(input(rank, 1)).sum() / hvd::size()).backward();
+      CHECK(difference(net->layer->weight.grad(), alone->layer->weight.grad()) < 1e-9);
+    }
+  }
+}
+
+TEST_CASE(
+    "what happens to a buffer of a type that no collective has: all get the first rank's, small or "
+    "large, and with uneven batches") {
+  for (const auto type :
+       {at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e4m3fn, at::kComplexHalf}) {
+    const auto net = std::make_shared<WithBuffers>(false, 3);
+    net->register_buffer("few", torch::zeros({4}).to(type));
+    net->register_buffer("many", torch::zeros({1 << 17}).to(type));
+    OfBuffers ddp(net);
+    const auto check = [&](int step) {
+      for (auto& buffer : net->buffers())
+        if (buffer.scalar_type() == type)
+          buffer.copy_(torch::full(buffer.sizes(), step + hvd::rank(), kFloat).to(type));
+      pass(ddp, step);
+      for (const auto& buffer : net->buffers())
+        if (buffer.scalar_type() == type)
+          CHECK(torch::equal(buffer.to(at::kComplexFloat),
+                             torch::full(buffer.sizes(), step, at::kComplexFloat)));
+    };
+    for (int step = 0; step < 2; ++step) check(step);
+    auto guard = ddp.join();
+    for (int step = 2; step < 4; ++step) check(step);
+  }
+}
+
 }  // namespace
 }  // namespace shared_buffers

@@ -536,6 +536,32 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "what happens if I take the parameters' gradients by autograd::grad: the log says once that "
+    "they are not averaged, and nothing of penalties, inputs and no_sync()") {
+  Sequential net = model(false);
+  DistributedDataParallel ddp(net);
+  const auto said_in = [&](const auto& call) {
+    Heard heard;
+    call();
+    return contains(heard.end(), "autograd::grad");
+  };
+  const auto ask = [&] { static_cast<void>(grad({loss(ddp, hvd::rank(), 0)}, net->parameters())); };
+  const auto others = [&] {
+    const at::Tensor x = input(hvd::rank(), 0).requires_grad_();
+    static_cast<void>(grad({ddp.forward(x).sum()}, {x}));
+    const at::Tensor first = loss(ddp, hvd::rank(), 0);
+    const auto slopes = grad({first}, net->parameters(), {}, true, /*create_graph=*/true);
+    (first + slopes[0].square().sum()).backward();
+    const auto guard = ddp.no_sync();
+    ask();
+  };
+  CHECK(!said_in(others));
+  CHECK(said_in(ask) == (hvd::size() > 1));
+  CHECK(!said_in(ask));
+  check_step(ddp, net, 1);
+}
+
+TEST_CASE(
     "what happens if a user's hook takes the wrapper's place: gradients are averages still, in "
     "evaluation, too") {
   Sequential net = model(false), alone = model(false);

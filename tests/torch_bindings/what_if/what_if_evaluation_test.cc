@@ -284,6 +284,33 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("what happens if two wrapped modules share an encoder, and I train one for some steps") {
+  Sequential net = model(false);
+  Sequential alone = model(false);
+  Linear head(8, 3);
+  head->to(kDouble);
+  Sequential other(Linear(std::dynamic_pointer_cast<torch::nn::LinearImpl>(net->ptr(0))), head);
+  Ddp first(net);
+  Ddp second(other);
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  torch::optim::SGD plain(alone->parameters(), 0.1);
+  for (int step = 0; step < 4; ++step) {
+    sgd.zero_grad();
+    plain.zero_grad();
+    loss(first, hvd::rank(), step).backward();
+    at::Tensor sum = torch::zeros({}, kDouble);
+    for (const int rank : everyone()) sum = sum + loss(*alone, rank, step);
+    (sum / hvd::size()).backward();
+    for (std::size_t i = 0; i < net->parameters().size(); ++i)
+      CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < 1e-12);
+    sgd.step();
+    plain.step();
+  }
+  loss(second, hvd::rank(), 4).backward();
+  CHECK(same_on_all_ranks(head->weight.grad()));
+  CHECK(same_on_all_ranks(net->parameters()[0].grad()));
+}
+
 /// Gives its output in a type of its own.
 struct Scores {
   at::Tensor of_classes;
@@ -325,6 +352,34 @@ TEST_CASE(
     }
     CHECK(difference(net->layer->weight.grad(), alone->layer->weight.grad()) < 1e-12);
   }
+}
+
+TEST_CASE(
+    "what happens if one rank has made a pass without backward, and passes return a struct: those "
+    "under no_sync() stay local, and what counts is where forward was called") {
+  const auto net = std::make_shared<GivesScores>();
+  const auto alone = std::make_shared<GivesScores>();
+  DistributedDataParallel<GivesScores> ddp(net);
+  const auto of = [](auto& module, int rank, int step) {
+    return torch::mse_loss(module.forward(input(rank, step)).of_classes, target(rank, step));
+  };
+  ddp.eval();
+  if (hvd::rank() == 0) ddp.forward(input(0, 9));
+  ddp.train();
+  {
+    const auto local = ddp.no_sync();
+    const std::uint64_t before = hvd::stats().tensors_submitted;
+    of(ddp, hvd::rank(), 0).backward();
+    CHECK(hvd::stats().tensors_submitted == before);
+  }
+  const at::Tensor outside = of(ddp, hvd::rank(), 1);
+  {
+    const auto local = ddp.no_sync();
+    outside.backward();
+  }
+  for (const int rank : everyone())
+    for (int step = 0; step < 2; ++step) (of(*alone, rank, step) / hvd::size()).backward();
+  CHECK(difference(net->layer->weight.grad(), alone->layer->weight.grad()) < 1e-12);
 }
 
 }  // namespace

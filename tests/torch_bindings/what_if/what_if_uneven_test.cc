@@ -397,6 +397,51 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "what happens if I unfreeze a layer in join() after a rank has ended: a Mismatch on all until "
+    "that rank has, too") {
+  Sequential net = model(false), alone = model(false);
+  const auto freeze = [&](bool frozen) {
+    for (auto& parameter : net[0]->parameters()) parameter.set_requires_grad(!frozen);
+  };
+  freeze(true);
+  Ddp ddp(net);
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  const auto pass = [&](int number) {
+    optimizer.zero_grad();
+    loss(ddp, hvd::rank(), number).backward();
+  };
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    {
+      const auto guard = ddp.join({.optimizer = &optimizer});
+      for (int step = 0; step < 2 + 2 * hvd::rank(); ++step) {
+        if (step == 3) freeze(false);
+        pass(step);
+        optimizer.step();
+      }
+    }
+    if (epoch == 0 && hvd::size() > 1)
+      CHECK(contains(error_of<hvd::Mismatch>([&] { pass(0); }), "has changed the parameters"));
+    freeze(false);
+    for (int number = 0; number < 3; ++number) {
+      pass(number);
+      {
+        const torch::NoGradGuard no_gradient;
+        for (std::size_t i = 0; i < net->parameters().size(); ++i)
+          alone->parameters()[i].copy_(net->parameters()[i]);
+      }
+      alone->zero_grad();
+      at::Tensor sum = torch::zeros({}, kDouble);
+      for (const int rank : everyone()) sum = sum + loss(*alone, rank, number);
+      (sum / hvd::size()).backward();
+      for (std::size_t i = 0; i < net->parameters().size(); ++i)
+        CHECK(difference(net->parameters()[i].grad(), alone->parameters()[i].grad()) < 1e-11);
+      optimizer.step();
+      CHECK(is_same_on_all_ranks(*net));
+    }
+  }
+}
+
+TEST_CASE(
     "what join() refuses: SyncBatchNorm, sharded optimizers, compressions with a memory, a second "
     "guard") {
   with_and_without_one_copy();
