@@ -10,7 +10,8 @@
 /// thread at a time may use it, but that `next()` may run in another one (a loader's,
 /// prefetch_to_device()) beside what records and looks. It refuses a rank that is not in the
 /// process set and a state of other items (InvalidArgument); throws NotInitialized. Without
-/// `set_epoch` every epoch has the order of the first, as with PyTorch's samplers.
+/// `set_epoch` every epoch has the order of the first, as with PyTorch's samplers; after
+/// `record_batch` it has what is left of it.
 
 #include <torch/data/samplers/base.h>
 
