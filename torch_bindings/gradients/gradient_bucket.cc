@@ -23,7 +23,7 @@ bool GradientSlot::is_zero() const {
 
 void GradientSlot::follow_layout(bool sparse_as_dense) {
   if (!gradient().is_sparse()) return;
-  if (sparse_as_dense) {
+  if (sparse_as_dense || gradient().sparse_dim() == 0) {
     gradient() = gradient().to_dense();
   } else {
     sparse_dims = gradient().sparse_dim();

@@ -147,7 +147,7 @@ ModuleReducer::Pass::Pass(ModuleReducer& reducer)
       training_(reducer.module_->is_training()) {
   require_current(reducer_.world_, "DistributedDataParallel");
   reducer_.before_forward(synchronized_);
-  number_ = reducer_.passes_++;
+  if (at::GradMode::is_enabled()) number_ = reducer_.passes_++;
 }
 
 ModuleReducer::Pass::~Pass() {
@@ -344,9 +344,10 @@ bool ModuleReducer::takes_gradient(const std::string& name, const at::Tensor& pa
 /// The gradient stays on this rank until the next pass that is reduced.
 void ModuleReducer::keep_local(const std::string& parameter_name, const at::Tensor& parameter,
                                int task) {
-  // Where there is another wrapper of it, the pass may be that one's.
-  if (options_.process_set.size() == 1 || GradientOwners::count(parameter) > 1) return;
   const bool is_meant = task == local_task_ || unsynchronized > 0;
+  // Where there is another wrapper of it, the pass may be that one's.
+  if (options_.process_set.size() == 1 || (!is_meant && GradientOwners::count(parameter) > 1))
+    return;
   const bool is_first = std::exchange(last_local_task_, task) != task;
   const std::string* const stepped = local_ && !is_meant && is_first ? local_->changed() : nullptr;
   if (stepped != nullptr) {

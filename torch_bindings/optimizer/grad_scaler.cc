@@ -95,10 +95,12 @@ at::Tensor GradScaler::multiply(Optimizer& optimizer, double factor) {
       throw InvalidArgument(
           "GradScaler: fp16 gradients cannot be unscaled; keep parameters in fp32, or a "
           "MasterWeights around the optimizer");
-    if (gradient.is_complex() || (gradient.layout() != at::kStrided && !gradient.is_sparse()))
+    const auto type = gradient.scalar_type();
+    if ((type != at::kFloat && type != at::kDouble && type != at::kBFloat16) ||
+        (gradient.layout() != at::kStrided && !gradient.is_sparse()))
       throw InvalidArgument(
           formatted("GradScaler: a gradient of type {} and layout {} cannot be unscaled",
-                    at::toString(gradient.scalar_type()), c10::str(gradient.layout())));
+                    at::toString(type), c10::str(gradient.layout())));
   };
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {

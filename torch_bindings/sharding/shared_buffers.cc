@@ -117,8 +117,8 @@ class SharedBuffers::Sharing {
         const at::Tensor elements = elements_of(buffer);
         auto& packed = by_type[elements.scalar_type()];
         packed.buffers.push_back(elements);
-        // To look at what is on a GPU takes time: it is done if this rank has written there.
-        const bool is_told = !is_statistic(name) && (buffer.is_cpu() || of.is_changed(buffer));
+        // What kernels write past version counters no graph compares, whatever it is called.
+        const bool is_told = !is_statistic(name) && of.is_changed(buffer);
         packed.told.push_back(is_told ? buffer : at::Tensor());
       } else {
         large.emplace_back(name, buffer);
@@ -238,7 +238,7 @@ void SharedBuffers::share_what_has_changed(Sharing& sharing, const JoinRounds* r
     auto& [tensors, names] = by_device[buffer.device().str()];
     tensors.push_back(elements_of(buffer));
     names.push_back(name);
-    if (!is_root) before.emplace_back(buffer, tensors.back().clone());
+    if (!is_root && sharing.changed[i] != 0) before.emplace_back(buffer, tensors.back().clone());
   }
   std::size_t number = 0;
   for (auto& [device, both] : by_device) {

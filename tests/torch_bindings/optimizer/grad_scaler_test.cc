@@ -204,7 +204,9 @@ TEST_CASE(
                            +[](at::Tensor& given) {
                              if (given.dim() > 1) given = given.to_sparse_csr();
                            },
-                           +[](at::Tensor& given) { given = given.to(at::kFloat8_e5m2); }}) {
+                           +[](at::Tensor& given) {
+                             if (given.dim() > 1) given = given.to(at::kFloat8_e5m2);
+                           }}) {
     Sequential net = small_model();
     const auto parameters = net->parameters();
     SGD optimizer = sgd(net);

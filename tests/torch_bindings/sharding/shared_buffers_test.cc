@@ -247,6 +247,34 @@ TEST_CASE(
   }
 }
 
+/// Normalizes with statistics that have names of their own.
+struct OwnNorm : torch::nn::Module {
+  OwnNorm() {
+    layer = register_module("layer", Linear(6, 3));
+    to(kDouble);
+    mean = register_buffer("mean_so_far", torch::zeros({3}, kDouble));
+    variance = register_buffer("variance_so_far", torch::ones({3}, kDouble));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return torch::batch_norm(layer(x), {}, {}, mean, variance, true, 0.1, 1e-5, false);
+  }
+  Linear layer{nullptr};
+  at::Tensor mean, variance;
+};
+
+TEST_CASE(
+    "what happens if statistics have names of their own, and two passes come before backward: "
+    "what kernels write past version counters is no change") {
+  const auto net = std::make_shared<OwnNorm>();
+  DistributedDataParallel<OwnNorm> ddp(net);
+  for (int step = 0; step < 3; ++step) {
+    const at::Tensor one = ddp.forward(input(hvd::rank(), step));
+    (one * ddp.forward(input(hvd::rank(), step + 1))).sum().backward();
+    CHECK(same_on_all_ranks(net->layer->weight.grad()));
+    CHECK(same_on_all_ranks(net->mean));
+  }
+}
+
 TEST_CASE(
     "what happens to a buffer of a type that no collective has: all get the first rank's, small or "
     "large, and with uneven batches") {
