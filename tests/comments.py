@@ -10,15 +10,17 @@
   at the end of its first comment:
   // Tested in tests/FOLDER/FILE, tests/FOLDER/FILE
 - Words that are out of use are in no comment and no message (DEAD_WORDS).
+- No folder holds more source files than a reader looks through.
 """
 
 import pathlib
 import re
 import sys
 import tempfile
+from collections import Counter
 
-# Fragments that are still there.
-MOST_FRAGMENTS = 5
+MOST_FRAGMENTS = 5  # that are still there
+MOST_FILES = 25  # in one folder
 FOLDERS = ("hvd", "ops", "torch_bindings")
 SUFFIXES = (".h", ".cc", ".cu")
 # How a comment begins that has no subject and no verb.
@@ -118,6 +120,13 @@ def without_test(root, sources):
                 yield name, f'has no test of its name and no line "Tested in tests/..." near its top'
 
 
+def overfull(sources):
+    """Yields each folder that holds more source files than a reader looks through, and how many."""
+    for folder, files in Counter(file.parent for file in sources).items():
+        if files > MOST_FILES:
+            yield folder, files
+
+
 def problems(root, folders, words=None):
     """Returns the errors but the fragments, and the fragments."""
     errors, unfinished, sources = [], [], []
@@ -129,6 +138,7 @@ def problems(root, folders, words=None):
         for line, word, instead in dead_words(text, DEAD_WORDS if words is None else words):
             errors.append(f'{name}:{line}: "{word}" is out of use: {instead}')
     errors += [f"{name}: {why}" for name, why in without_test(root, sources)]
+    errors += [f"{folder.relative_to(root).as_posix()}: {files} source files, {MOST_FILES} at most" for folder, files in overfull(sources)]
     return errors, unfinished
 
 
@@ -145,6 +155,8 @@ def notices():
         "After a failure, tells the others.", "While it lives, all is as it was.", "For tests: the thread ends.", "`ranks`: the global ones.", "A list of what is, e.g. of who.",
     ):
         assert not list(fragments(f"/// {said}\nint b; ///< what it is\n// What else.\n")), f"wrongly refused: {said}"
+    full = [pathlib.Path("a", f"{number}.cc") for number in range(MOST_FILES)]
+    assert not list(overfull(full)) and list(overfull(full + [pathlib.Path("a/b.h")])) == [(pathlib.Path("a"), MOST_FILES + 1)]
     words = {"lanes?": "queue"}
     assert [line for line, _, _ in dead_words('#include "lane"\nint lane; // a lane\nf("lanes");\n/// planes, lane_, `lane`\n', words)] == [2, 3]
     with tempfile.TemporaryDirectory() as folder:
