@@ -66,8 +66,7 @@ class Written : public torch::autograd::Function<Written> {
 std::vector<std::size_t> differentiable(const Tensors& group) {
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < group.size(); ++i)
-    if (at::isFloatingType(group[i].scalar_type()) || at::isComplexType(group[i].scalar_type()))
-      places.push_back(i);
+    if (torch::autograd::isDifferentiableType(group[i].scalar_type())) places.push_back(i);
   return places;
 }
 
