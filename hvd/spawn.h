@@ -3,7 +3,7 @@
 /// it is started once more under `mpirun`, with the same arguments, as often as there are ranks. It
 /// is for the main thread, before `init()`. While it waits it owns the launcher's process and a
 /// folder for what the ranks have to say (in TMPDIR, or /tmp).
-// Tested in tests/system/scripts/spawn.sh
+// Tested in tests/system/scripts/starts/spawn.sh
 
 #include <functional>
 

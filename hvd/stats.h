@@ -1,7 +1,7 @@
 #pragma once
 /// This file has the counters of one rank since `init()`. The engine and the backends add, any
 /// thread reads. They are relaxed atomics: each is exact, but they are not read at one instant.
-// Tested in tests/hvd/api/burst_mpi_test.cc, tests/contract/fusion_cases.cc
+// Tested in tests/hvd/api/burst_mpi_test.cc, tests/contract/cases/fusion_cases.cc
 
 #include <array>
 #include <atomic>

@@ -1,5 +1,6 @@
 /// `hvd::init()`: makes the global world, and ends it with the process.
-// Tested in tests/system/scripts/process_starts.sh, tests/torch_bindings/collectives/world_test.cc
+// Tested in tests/system/scripts/starts/process_starts.sh,
+// tests/torch_bindings/collectives/world_test.cc
 
 #include <unistd.h>
 

@@ -6,7 +6,8 @@
 ///                CONTRIBUTING.md, "A new backend", says how one is added
 ///   wires.cc     the choice of what carries the messages between ranks of different domains: MPI
 ///                or UCX (HVD_WIRE)
-// Tested in tests/system/scripts/process_starts.sh, tests/torch_bindings/collectives/world_test.cc
+// Tested in tests/system/scripts/starts/process_starts.sh,
+// tests/torch_bindings/collectives/world_test.cc
 
 #include <atomic>
 #include <functional>

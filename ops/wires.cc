@@ -1,4 +1,4 @@
-// Tested in tests/system/scripts/without_mpi.sh, tests/system/scripts/start_wrong.sh
+// Tested in tests/system/scripts/starts/without_mpi.sh, tests/system/scripts/starts/start_wrong.sh
 #include "ops/make_world.h"
 
 #include "hvd/base/text.h"

@@ -10,7 +10,7 @@
   at the end of its first comment:
   // Tested in tests/FOLDER/FILE, tests/FOLDER/FILE
 - Words that are out of use are in no comment and no message (DEAD_WORDS).
-- No folder holds more source files than a reader looks through.
+- No folder, also of tests, tools and examples, holds more files than a reader looks through.
 """
 
 import pathlib
@@ -22,7 +22,9 @@ from collections import Counter
 MOST_FRAGMENTS = 5  # that are still there
 MOST_FILES = 25  # in one folder
 FOLDERS = ("hvd", "ops", "torch_bindings")
+ALSO_COUNTED = ("cmake", "docs", "examples", "tests", "tools")
 SUFFIXES = (".h", ".cc", ".cu")
+COUNTED = (*SUFFIXES, ".cmake", ".md", ".py", ".sh")
 # How a comment begins that has no subject and no verb.
 OPENINGS = r"(?:What|Whether|Of|Where|How|Why|Is|As|Also|Which|Who|Those|That of|Likewise|To|Up to where)\b"
 # As these begin, the subject comes after a comma, or not at all.
@@ -120,25 +122,29 @@ def without_test(root, sources):
                 yield name, f'has no test of its name and no line "Tested in tests/..." near its top'
 
 
-def overfull(sources):
-    """Yields each folder that holds more source files than a reader looks through, and how many."""
-    for folder, files in Counter(file.parent for file in sources).items():
+def files_of(root, folders, suffixes):
+    """Returns the files below these folders that end so."""
+    return sorted(file for folder in folders for file in (root / folder).rglob("*") if file.suffix in suffixes)
+
+
+def overfull(counted):
+    """Yields each folder that holds more files than a reader looks through, and how many."""
+    for folder, files in Counter(file.parent for file in counted).items():
         if files > MOST_FILES:
             yield folder, files
 
 
 def problems(root, folders, words=None):
     """Returns the errors but the fragments, and the fragments."""
-    errors, unfinished, sources = [], [], []
-    for folder in folders:
-        sources += sorted(file for file in (root / folder).rglob("*") if file.suffix in SUFFIXES)
+    errors, unfinished, sources = [], [], files_of(root, folders, SUFFIXES)
     for file in sources:
         text, name = file.read_text(encoding="utf-8"), file.relative_to(root).as_posix()
         unfinished += [f"{name}:{line}: no sentence: {said[:100]}" for line, said in fragments(text)]
         for line, word, instead in dead_words(text, DEAD_WORDS if words is None else words):
             errors.append(f'{name}:{line}: "{word}" is out of use: {instead}')
     errors += [f"{name}: {why}" for name, why in without_test(root, sources)]
-    errors += [f"{folder.relative_to(root).as_posix()}: {files} source files, {MOST_FILES} at most" for folder, files in overfull(sources)]
+    counted = files_of(root, {*folders, *ALSO_COUNTED}, COUNTED)
+    errors += [f"{folder.relative_to(root).as_posix()}: {files} files, {MOST_FILES} at most" for folder, files in overfull(counted)]
     return errors, unfinished
 
 

@@ -201,7 +201,7 @@ section_communicator() {
 
 # The last rank is killed (137), and the others are content.
 killed() {
-  bash tests/support/ranks.sh 4 build-gpu/tests/ranks_gpu_test kill
+  bash tests/support/shell/ranks.sh 4 build-gpu/tests/ranks_gpu_test kill
   local code=$?
   echo "exit code $code; 137: the others have passed"
   [ "$code" -eq 137 ]

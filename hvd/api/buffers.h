@@ -8,7 +8,7 @@
 ///   peers.cc      send and recv
 ///   into.cc       the same, with results in memory that exists
 ///   persistent.cc all of these as operations that are started again and again
-// Tested in tests/contract/endpoint_front.cc, tests/contract/local_error_cases.cc
+// Tested in tests/contract/endpoint_front.cc, tests/contract/cases/local_error_cases.cc
 
 #include <memory>
 #include <string_view>

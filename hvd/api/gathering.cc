@@ -1,4 +1,4 @@
-// Tested in tests/contract/exchange_cases.cc, tests/contract/endpoint_front.cc
+// Tested in tests/contract/cases/exchange_cases.cc, tests/contract/endpoint_front.cc
 
 #include <cstring>
 #include <optional>

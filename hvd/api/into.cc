@@ -1,4 +1,4 @@
-// Tested in tests/contract/into_cases.cc
+// Tested in tests/contract/cases/into_cases.cc
 
 #include <cstring>
 #include <memory>

@@ -1,5 +1,5 @@
 // send and recv of raw buffers; barrier_until.
-// Tested in tests/contract/peer_cases.cc
+// Tested in tests/contract/cases/peer_cases.cc
 
 #include <utility>
 

@@ -6,7 +6,7 @@
 /// `alltoall_into`, `reducescatter_into`), on buffers or on tensors. Any thread. They throw
 /// InvalidArgument: for a process set of another world than the current one, for a name that ends
 /// in a newline, or for such memory, naming the operation.
-// Tested in tests/hvd/api/request_test.cc, tests/contract/into_cases.cc,
+// Tested in tests/hvd/api/request_test.cc, tests/contract/cases/into_cases.cc,
 // tests/torch_bindings/collectives/into_test.cc
 
 #include <cstdint>

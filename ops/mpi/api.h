@@ -1,7 +1,7 @@
 #pragma once
 /// MpiApi is a table of the functions and handles of MPI that are used, which `open_mpi`
 /// (library.h) fills. Whoever calls MPI does so through it, from any thread that may call MPI.
-// Tested in tests/system/scripts/mpi_opened.sh
+// Tested in tests/system/scripts/starts/mpi_opened.sh
 
 #include <mpi.h>
 

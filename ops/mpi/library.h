@@ -3,7 +3,7 @@
 /// through it, not linked: where nobody uses it, it need not be there. It stays open for as long as
 /// the process. A program that is linked with MPI itself has one MPI together with hvd. One thread
 /// at a time.
-// Tested in tests/system/scripts/mpi_opened.sh
+// Tested in tests/system/scripts/starts/mpi_opened.sh
 
 #include <string>
 

@@ -3,7 +3,7 @@
 /// it, owns a communicator, and waits in blocking calls for the time of `init()` and the end of
 /// `shutdown()` alone. A rank of this host that dies meanwhile is RankFailed on all; MPI is then of
 /// no more use to hvd. It fails with BackendError otherwise.
-// Tested in tests/ops/bootstrap_mpi_test.cc, tests/system/scripts/process_starts.sh
+// Tested in tests/ops/bootstrap_mpi_test.cc, tests/system/scripts/starts/process_starts.sh
 
 #include <chrono>
 #include <functional>

@@ -1,4 +1,4 @@
-// Tested in tests/contract/allreduce_cases.cc, tests/hvd/engine/engine_test.cc
+// Tested in tests/contract/cases/allreduce_cases.cc, tests/hvd/engine/engine_test.cc
 #include "ops/shm/executions.h"
 
 #include <algorithm>

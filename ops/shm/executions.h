@@ -2,7 +2,7 @@
 /// The two kinds of execution of a ShmBackend: gets, and an allreduce whose chunks are claimed. The
 /// thread that has the turn drives them.
 // Tested in tests/ops/shm/peer_memory_test.cc, tests/ops/shm/staging_mpi_test.cc,
-// tests/contract/allreduce_cases.cc
+// tests/contract/cases/allreduce_cases.cc
 
 #include <cstdint>
 #include <memory>

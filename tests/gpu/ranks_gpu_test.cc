@@ -8,8 +8,8 @@
 //                            30 s, and shutdown() ends
 //   ranks_gpu_test kill      the last rank kills itself while its stream is held up; each of the
 //                            others gets RankFailed within 30 s
-// Start the last without mpirun, which would kill the others too: bash tests/support/ranks.sh 4
-// ranks_gpu_test kill
+// Start the last without mpirun, which would kill the others too: bash tests/support/shell/ranks.sh
+// 4 ranks_gpu_test kill
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <hvd/hvd.h>

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the build into a folder, moves it, looks at the headers, and configures, builds and runs consumers of it there; then the same
-# with shared libraries of the core (tests/support/shared_build.sh).
+# with shared libraries of the core (tests/support/shell/shared_build.sh).
 #   run.sh BUILD_FOLDER CMAKE GENERATOR
 set -euo pipefail
 
@@ -91,8 +91,8 @@ else
 fi
 
 # ---- Shared libraries
-# shellcheck source=../support/shared_build.sh
-. "$root/tests/support/shared_build.sh"
+# shellcheck source=../support/shell/shared_build.sh
+. "$root/tests/support/shell/shared_build.sh"
 shared=
 shared_build "$build" || exit 1
 install_to shared_stage "$shared"

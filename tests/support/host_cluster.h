@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "ops/gpu/api/gpu_api.h"
-#include "tests/support/gpu/happens_before.h"
-#include "tests/support/gpu/omissions.h"
+#include "tests/support/gpu/checks/happens_before.h"
+#include "tests/support/gpu/checks/omissions.h"
 
 namespace hvd::gpu::test {
 

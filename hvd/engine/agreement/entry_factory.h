@@ -1,7 +1,7 @@
 #pragma once
 /// Makes entries of submissions: checks them, finds their backends, and has these prepare the
 /// tensors. Owns nothing; any thread, no lock: of the table it asks for process sets only.
-// Tested in tests/hvd/engine/engine_test.cc, tests/contract/local_error_cases.cc
+// Tested in tests/hvd/engine/engine_test.cc, tests/contract/cases/local_error_cases.cc
 
 #include <cstddef>
 #include <memory>

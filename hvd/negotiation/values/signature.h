@@ -2,7 +2,7 @@
 /// A Signature is a rank's word about a tensor when it introduces it; the verdicts are over the
 /// words of all ranks. Pure values and functions: every rank computes the same verdicts from the
 /// same signatures.
-// Tested in tests/hvd/negotiation/signature_test.cc, tests/contract/into_cases.cc
+// Tested in tests/hvd/negotiation/signature_test.cc, tests/contract/cases/into_cases.cc
 
 #include <functional>
 #include <memory>

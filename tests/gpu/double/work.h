@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-#include "tests/support/gpu/happens_before.h"
+#include "tests/support/gpu/checks/happens_before.h"
 
 struct CUstream_st;
 

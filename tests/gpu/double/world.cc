@@ -15,8 +15,8 @@
 #include <iterator>
 #include <new>
 
+#include "tests/support/gpu/checks/poisoned_memory.h"
 #include "tests/support/gpu/host_streams.h"
-#include "tests/support/gpu/poisoned_memory.h"
 
 namespace hvd::gpu::test::cuda {
 

@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "ops/gpu/api/gpu_api.h"
+#include "tests/support/gpu/checks/poisoned_memory.h"
 #include "tests/support/gpu/host_comm.h"
 #include "tests/support/gpu/host_streams.h"
-#include "tests/support/gpu/poisoned_memory.h"
 #include "tests/support/host_cluster.h"
 
 namespace hvd::gpu::test {

@@ -1,5 +1,5 @@
-// For tests/system/scripts/process_starts.sh: programs that have started MPI themselves, and ranks
-// on which init() fails.
+// For tests/system/scripts/starts/process_starts.sh: programs that have started MPI themselves, and
+// ranks on which init() fails.
 //   process_starts single | serialized | multiple   MPI with that thread level; a sum, shutdown(),
 //                                                   again, MPI_Finalize
 //   process_starts finalize                         MPI_Finalize without shutdown(), by rank 0 a

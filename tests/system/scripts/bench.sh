@@ -11,8 +11,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 . "$root/cmake/mpi_env.sh"
 # Where other programs run too, raw MPI spins through whole time slices of ranks that wait for one another.
 export OMPI_MCA_mpi_yield_when_idle=1
-# shellcheck source=../../support/cases.sh
-. "$root/tests/support/cases.sh"
+# shellcheck source=../../support/shell/cases.sh
+. "$root/tests/support/shell/cases.sh"
 bench=$build/tools/hvd_bench
 [ -x "$bench" ] || { echo "SKIP: hvd_bench was not built"; exit 77; }
 

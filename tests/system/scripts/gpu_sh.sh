@@ -8,9 +8,9 @@ set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
-mkdir -p "$place/tree/tests/support" "$place/tree/cmake" "$place/tree/build-gpu/tests" "$place/bin"
+mkdir -p "$place/tree/tests/support/shell" "$place/tree/cmake" "$place/tree/build-gpu/tests" "$place/bin"
 cp "$root/tests/gpu.sh" "$root/tests/gpu_limits.py" "$place/tree/tests/"
-cp "$root/tests/support/ranks.sh" "$place/tree/tests/support/"
+cp "$root/tests/support/shell/ranks.sh" "$place/tree/tests/support/shell/"
 cp "$root/cmake/mpi_env.sh" "$place/tree/cmake/"
 touch "$place/tree/build-gpu/build.ninja"
 

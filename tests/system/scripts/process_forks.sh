@@ -8,10 +8,10 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 program=$(cd "$1" && pwd)/tests/process_forks
 # shellcheck source=../../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
-# shellcheck source=../../support/cases.sh
-. "$root/tests/support/cases.sh"
-# shellcheck source=../../support/jobs.sh
-. "$root/tests/support/jobs.sh"
+# shellcheck source=../../support/shell/cases.sh
+. "$root/tests/support/shell/cases.sh"
+# shellcheck source=../../support/shell/jobs.sh
+. "$root/tests/support/shell/jobs.sh"
 ulimit -c 0
 
 for ranks in 1 2 3 4; do

@@ -8,10 +8,10 @@ set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 build=$(cd "$1" && pwd)
-# shellcheck source=../../support/cases.sh
-. "$root/tests/support/cases.sh"
+# shellcheck source=../../support/shell/cases.sh
+. "$root/tests/support/shell/cases.sh"
 "$build/tools/hvdrun" --check-build | grep -q '\[X\] UCX' || { echo "SKIP: this build has no UCX"; exit 77; }
-bash "$root/tests/support/on_host.sh" pretended true || exit 77
+bash "$root/tests/support/shell/on_host.sh" pretended true || exit 77
 export UCX_TLS=tcp,self
 
 # hosts NAME SECONDS RANKS_OF_HOSTS COUNT WORDS ARGUMENTS...: with that host timeout (empty: the default) so many lines must match the words, and as
@@ -20,7 +20,7 @@ hosts() {
   local name=$1 seconds=$2 ranks=$3 count=$4 words=$5 found ended job looks
   shift 5
   : >"$work/out" # it is looked at before the job may have made it
-  HVD_HOST_TIMEOUT_SECONDS=$seconds bash "$root/tests/support/hosts.sh" "$ranks" "$build/tests/silent_host" "$@" "$work/over" >>"$work/out" 2>&1 </dev/null &
+  HVD_HOST_TIMEOUT_SECONDS=$seconds bash "$root/tests/support/shell/hosts.sh" "$ranks" "$build/tests/silent_host" "$@" "$work/over" >>"$work/out" 2>&1 </dev/null &
   job=$!
   for ((looks = 0; looks < 1000; looks++)); do
     ended=$(grep -acE '^rank [0-9]+ has ended' "$work/out")

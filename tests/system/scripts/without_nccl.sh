@@ -10,8 +10,8 @@ build=$(cd "$1" && pwd)
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 # shellcheck source=../../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
-# shellcheck source=../../support/shared_build.sh
-. "$root/tests/support/shared_build.sh"
+# shellcheck source=../../support/shell/shared_build.sh
+. "$root/tests/support/shell/shared_build.sh"
 case $(of CMAKE_CUDA_COMPILER) in
   '' | *NOTFOUND)
     echo "SKIP: there is no CUDA toolkit here"
@@ -39,6 +39,6 @@ if ! timeout --kill-after=5 60 mpirun -np 2 "$bench" -b 4 -e 4K --check --iterat
   failed "hvd_bench fails"
 fi
 grep -q 'built without NCCL, CUDA' "$log.run" || { cat "$log.run"; failed "init() does not say what the build lacks"; }
-HVD_SHARED_MEMORY=off timeout --kill-after=5 60 "$root/tests/support/ranks.sh" 2 "$bench" -e 4 >"$log.run" 2>&1 </dev/null
+HVD_SHARED_MEMORY=off timeout --kill-after=5 60 "$root/tests/support/shell/ranks.sh" 2 "$bench" -e 4 >"$log.run" 2>&1 </dev/null
 [ "$(grep -c 'hvd then needs UCX, but hvd was built without UCX' "$log.run")" -ge 2 ] || { cat "$log.run"; failed "it does not say that UCX is missing"; }
 echo "PASS  with CUDA, without NCCL and UCX"

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "tests/support/gpu/checks/poisoned_memory.h"
 #include "tests/support/gpu/cuda_on_host.h"
-#include "tests/support/gpu/poisoned_memory.h"
 #include "tests/support/oracle/copy_cases.h"
 
 // After what it needs.

@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
+#include "tests/support/gpu/checks/poisoned_memory.h"
 #include "tests/support/gpu/cuda_on_host.h"
-#include "tests/support/gpu/poisoned_memory.h"
 #include "tests/support/oracle/reduce_cases.h"
 
 // After what it needs.

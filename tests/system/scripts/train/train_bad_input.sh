@@ -5,8 +5,8 @@
 set -uo pipefail
 
 train=$1/examples/train
-# shellcheck source=../../../support/cases.sh
-. "$(dirname "${BASH_SOURCE[0]}")/../../../support/cases.sh"
+# shellcheck source=../../../support/shell/cases.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../../support/shell/cases.sh"
 data=$cases_folder # what cases read; each writes to its own $work
 
 # refused EXIT_CODE "WORD|WORD…" COMMAND…: the command must fail with that code and say every word, in one line that begins with "train:"

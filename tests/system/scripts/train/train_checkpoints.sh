@@ -8,8 +8,8 @@
 set -euo pipefail
 
 examples=$1/examples tests=$1/tests
-# shellcheck source=../../../support/trainer.sh
-. "$(dirname "${BASH_SOURCE[0]}")/../../../support/trainer.sh"
+# shellcheck source=../../../support/shell/trainer.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../../support/shell/trainer.sh"
 run() {
   local ranks=$1
   shift

@@ -7,8 +7,8 @@
 set -uo pipefail
 
 train=$1/examples/train make=$1/examples/make_image_folder
-# shellcheck source=../../../support/trainer.sh
-. "$(dirname "${BASH_SOURCE[0]}")/../../../support/trainer.sh"
+# shellcheck source=../../../support/shell/trainer.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../../support/shell/trainer.sh"
 data=$cases_folder
 export OMP_NUM_THREADS=1
 # What all cases read: pictures as small as they may be.

@@ -6,8 +6,8 @@
 set -euo pipefail
 
 examples=$1/examples
-# shellcheck source=../../../support/trainer.sh
-. "$(dirname "${BASH_SOURCE[0]}")/../../../support/trainer.sh"
+# shellcheck source=../../../support/shell/trainer.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../../support/shell/trainer.sh"
 # run RANKS OPTIONS…
 run() {
   local ranks=$1

@@ -8,8 +8,8 @@
 set -euo pipefail
 
 train=$1/examples/train hvdrun=$1/tools/hvdrun
-# shellcheck source=../../../support/trainer.sh
-. "$(dirname "${BASH_SOURCE[0]}")/../../../support/trainer.sh"
+# shellcheck source=../../../support/shell/trainer.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../../support/shell/trainer.sh"
 export OMP_NUM_THREADS=1
 field() { last "$work/$1.json" "$2"; }
 # run NAME RANKS OPTION...: 32 images a step in all

@@ -9,8 +9,8 @@ set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../.." && pwd)
 python=${HVD_DEPS_DIR:-$root/.deps}/venv/bin/python
 train=$1/examples/train
-# shellcheck source=../../../support/trainer.sh
-. "$root/tests/support/trainer.sh"
+# shellcheck source=../../../support/shell/trainer.sh
+. "$root/tests/support/shell/trainer.sh"
 export OMP_NUM_THREADS=1
 common=(--model mlp --batch-size 25) # 2,500 synthetic images
 

@@ -7,8 +7,8 @@
 set -euo pipefail
 
 train=$1/examples/train
-# shellcheck source=../../../support/trainer.sh
-. "$(dirname "${BASH_SOURCE[0]}")/../../../support/trainer.sh"
+# shellcheck source=../../../support/shell/trainer.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../../support/shell/trainer.sh"
 # field NAME RUN: of the last record; the run hvd, which others are compared with, comes before all cases
 field() { last "$([ "$2" = hvd ] && echo "$cases_folder" || echo "$work")/$2.json" "$1"; }
 # run NAME RANKS OPTION...: 24 steps of 32 images in all

@@ -5,16 +5,16 @@
 # timeout: 120
 set -uo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../.." && pwd)
 build=$(cd "$1" && pwd)
 ports=$build/tests/ports
 [ -x "$ports" ] || { echo "SKIP: ports was not built"; exit 77; }
-# shellcheck source=../../../cmake/mpi_env.sh
+# shellcheck source=../../../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
-# shellcheck source=../../support/cases.sh
-. "$root/tests/support/cases.sh"
-# shellcheck source=../../support/jobs.sh
-. "$root/tests/support/jobs.sh"
+# shellcheck source=../../../support/shell/cases.sh
+. "$root/tests/support/shell/cases.sh"
+# shellcheck source=../../../support/shell/jobs.sh
+. "$root/tests/support/shell/jobs.sh"
 
 shapes=9
 try() { job "as one process" "$1" 0 $((shapes * $1)) '^[a-z_]+: [0-9.]+e[-+][0-9]+$' "$ports" "$work"; }

@@ -12,8 +12,8 @@ shared_build() {
   build=$1 shared=${1%/}-shared
   shared_log=$shared/shared.log
   mkdir -p "$shared"
-  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-  # shellcheck source=../../cmake/build.sh
+  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+  # shellcheck source=../../../cmake/build.sh
   . "$root/cmake/build.sh"
   options+=(-DBUILD_SHARED_LIBS=ON -DHVD_NCCL=OFF -DHVD_UCX=OFF -DHVD_TORCH_BINDINGS=OFF -DHVD_BUILD_TESTS=OFF -DHVD_WARNINGS_AS_ERRORS=ON)
   case $(of CMAKE_CUDA_COMPILER) in

@@ -1,4 +1,4 @@
-#include "tests/support/gpu/poisoned_memory.h"
+#include "tests/support/gpu/checks/poisoned_memory.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -5,14 +5,14 @@
 # timeout: 300
 set -uo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../.." && pwd)
 build=$(cd "$1" && pwd)
 run=$build/tools/hvdrun meets=$build/tests/meets
 [ -x "$run" ] || { echo "SKIP: hvdrun was not built"; exit 77; }
-# shellcheck source=../../../cmake/mpi_env.sh
+# shellcheck source=../../../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
-# shellcheck source=../../support/cases.sh
-. "$root/tests/support/cases.sh"
+# shellcheck source=../../../support/shell/cases.sh
+. "$root/tests/support/shell/cases.sh"
 ulimit -c 0
 for name in $(compgen -e); do
   case $name in RANK | WORLD_SIZE | LOCAL_RANK | PMI* | SLURM_* | OMPI_COMM_* | HVD_INIT*) unset "$name" ;; esac
@@ -106,7 +106,7 @@ uneven() { # WHAT ENDED WAITING LINES COMMAND...: the ranks that have ended, and
     "$(cat "$work/out" "$work/err" | grep -v "rank $ended has ended, or" | grep -E "died|without hvd::shutdown|shut down after")"
 }
 ways=("$run -np 4")
-if "$run" --check-build | grep -q '\[X\] UCX' && bash "$root/tests/support/on_host.sh" pretended true; then ways+=("bash $root/tests/support/hosts.sh 2,2"); fi
+if "$run" --check-build | grep -q '\[X\] UCX' && bash "$root/tests/support/shell/on_host.sh" pretended true; then ways+=("bash $root/tests/support/shell/hosts.sh 2,2"); fi
 for way in "${ways[@]}"; do
   # shellcheck disable=SC2086  # words
   start uneven fewer 2 '[013]' 3 $way
@@ -138,7 +138,7 @@ start says "whether with UCX" 0 1 "\[[X ]\] UCX$" "$run" --check-build
 
 # ---- Ranks of other hosts are mpirun's, which reaches them by a stand-in for ssh; where there is none it is said what else starts them
 other_hosts() {
-  printf '#!/bin/sh\nexec bash "%s" "$@"\n' "$root/tests/support/fake_ssh.sh" >"$work/agent"
+  printf '#!/bin/sh\nexec bash "%s" "$@"\n' "$root/tests/support/shell/fake_ssh.sh" >"$work/agent"
   chmod +x "$work/agent"
   says "other hosts by mpirun, variables with them" 0 2 "^\[.*\]<stdout>:a b, c  d, 1048576, two words$" env GIVEN="a b" "$run" -H "first:1,second:1" -x GIVEN \
     -x "NEW=c  d" --fusion-threshold-mb 1 --mpi-args "--mca plm_rsh_agent $work/agent" bash -c 'echo "$GIVEN, $NEW, $HVD_FUSION_THRESHOLD, $1"' bash "two words"

@@ -5,20 +5,20 @@
 # timeout: 300
 set -uo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../.." && pwd)
 build=$(cd "$1" && pwd)
 meets=$build/tests/meets
-# shellcheck source=../../../cmake/mpi_env.sh
+# shellcheck source=../../../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
-# shellcheck source=../../support/cases.sh
-. "$root/tests/support/cases.sh"
-# shellcheck source=../../support/jobs.sh
-. "$root/tests/support/jobs.sh"
+# shellcheck source=../../../support/shell/cases.sh
+. "$root/tests/support/shell/cases.sh"
+# shellcheck source=../../../support/shell/jobs.sh
+. "$root/tests/support/shell/jobs.sh"
 ulimit -c 0
 for name in $(compgen -e); do # whoever runs this may be a launcher's rank
   case $name in RANK | WORLD_SIZE | LOCAL_RANK | MASTER_ADDR | MASTER_PORT | PMI* | SLURM_* | OMPI_COMM_* | TORCHELASTIC_* | HVD_INIT*) unset "$name" ;; esac
 done
-ranks=$root/tests/support/ranks.sh
+ranks=$root/tests/support/shell/ranks.sh
 command -v readelf >/dev/null || { echo "SKIP: there is no readelf"; exit 77; }
 command -v nm >/dev/null || { echo "SKIP: there is no nm"; exit 77; }
 

@@ -6,11 +6,11 @@
 set -euo pipefail
 
 build=$(cd "$1" && pwd)
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../.." && pwd)
 if ! command -v srun >/dev/null; then echo "SKIP: no Slurm on this machine (srun is missing)"; exit 77; fi
 if ! timeout 20 sinfo >/dev/null 2>&1; then echo "SKIP: no Slurm answers (sinfo)"; exit 77; fi
-# shellcheck source=../../support/trainer.sh
-. "$(dirname "${BASH_SOURCE[0]}")/../../support/trainer.sh"
+# shellcheck source=../../../support/shell/trainer.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../../support/shell/trainer.sh"
 work=$cases_folder # one case after the other
 options="--model mlp --epochs 1 --max-steps 10 --threads 1"
 

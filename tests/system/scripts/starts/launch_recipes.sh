@@ -6,14 +6,14 @@
 # timeout: 600
 set -uo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../.." && pwd)
 build=$(cd "$1" && pwd)
 recipes=$root/examples/launch meets=$build/tests/meets
 [ -x "$build/tools/hvdrun" ] || { echo "SKIP: hvdrun was not built"; exit 77; }
-# shellcheck source=../../../cmake/mpi_env.sh
+# shellcheck source=../../../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
-# shellcheck source=../../support/cases.sh
-. "$root/tests/support/cases.sh"
+# shellcheck source=../../../support/shell/cases.sh
+. "$root/tests/support/shell/cases.sh"
 ulimit -c 0
 for name in $(compgen -e); do # whoever runs this may be a launcher's rank
   case $name in
@@ -58,7 +58,7 @@ by_indexed_job() { # with the variables of the file, but for the number of ranks
   return $code
 }
 # Each of these starts COMMAND as three ranks of three hosts.
-on_host() { bash "$root/tests/support/on_host.sh" "$@"; }
+on_host() { bash "$root/tests/support/shell/on_host.sh" "$@"; }
 by_mpirun_on_hosts() { PRETEND_HOSTS=1 mpirun --mca plm_rsh_agent "$agent" -H first:1,second:1,third:1 -np 3 "$@"; }
 by_hvdrun_on_hosts() { PRETEND_HOSTS=1 "$build/tools/hvdrun" -H first:1,second:1,third:1 --mpi-args "--mca plm_rsh_agent $agent" "$@"; }
 by_sbatch_on_hosts() { HOSTS_OF_STEP=1,1,1 by_sbatch 3 "$@"; }
@@ -73,8 +73,8 @@ by_torchrun_on_hosts() {
   return $code
 }
 agent=$cases_folder/agent # mpirun's way to other hosts, in one word; to one that is called ssh it gives options of ssh's
-ln -s "$root/tests/support/fake_ssh.sh" "$agent"
-chmod +x "$root/tests/support/fake_ssh.sh" 2>/dev/null
+ln -s "$root/tests/support/shell/fake_ssh.sh" "$agent"
+chmod +x "$root/tests/support/shell/fake_ssh.sh" 2>/dev/null
 
 ways=(hvdrun sbatch indexed_job)
 if "$torchrun" --help >/dev/null 2>&1; then ways+=(torchrun); else echo "torchrun is not there: its recipe is not run"; fi
@@ -134,7 +134,7 @@ if [ -x "$build/examples/train" ]; then
       grep -q "3 ranks on 3 hosts" "$work/out" || verdict "hosts by $way" "they are not three"
     done
   }
-  if bash "$root/tests/support/on_host.sh" pretended true; then start same_training_on_hosts; fi
+  if bash "$root/tests/support/shell/on_host.sh" pretended true; then start same_training_on_hosts; fi
 fi
 files() {
   python3 "$root/tests/launch_recipes.py" "$recipes" >"$work/out" 2>&1

@@ -1,4 +1,4 @@
-#include "tests/support/gpu/happens_before.h"
+#include "tests/support/gpu/checks/happens_before.h"
 
 #include <algorithm>
 #include <utility>

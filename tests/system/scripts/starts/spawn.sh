@@ -6,7 +6,7 @@
 set -uo pipefail
 
 build=$(cd "$1" && pwd)
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../.." && pwd)
 program=$build/tests/spawns
 [ -x "$program" ] || { echo "SKIP: spawns was not built"; exit 77; }
 work=$(mktemp -d)
@@ -42,7 +42,7 @@ expect "its files are in TMPDIR" 3 1 "rank 0: $TMPDIR/hvd-spawn-" "${bare[@]}" "
 expect "or else in /tmp" 3 1 "rank 0: /tmp/hvd-spawn-" "${bare[@]}" -u TMPDIR -u TMP -u TEMP -u TEMPDIR "$program" 2 where
 expect "a TMPDIR that is no folder" 3 1 "no folder for temporary files (TMPDIR): No such file" "${bare[@]}" TMPDIR="$work/none" "$program" 2 x
 expect "no mpirun" 3 1 "must be in PATH" env PATH=/nonexistent "$program" 2
-# shellcheck source=../../../cmake/mpi_env.sh
+# shellcheck source=../../../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
 expect "under mpirun the number is the launcher's" 0 2 "of 2: sum 3" mpirun -np 2 "$program" 5 x
 expect "where SIGCHLD is ignored" 0 2 "of 2: sum 3" env --ignore-signal=CHLD "${bare[@]}" "$program" 2 x

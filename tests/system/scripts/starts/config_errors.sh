@@ -6,11 +6,11 @@
 set -uo pipefail
 
 build=$(cd "$1" && pwd)
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
-# shellcheck source=../../../cmake/mpi_env.sh
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../.." && pwd)
+# shellcheck source=../../../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
-# shellcheck source=../../support/cases.sh
-. "$root/tests/support/cases.sh"
+# shellcheck source=../../../support/shell/cases.sh
+. "$root/tests/support/shell/cases.sh"
 victim=$build/tests/victim
 core=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*\([0-9]*\).*/\1/p' /proc/self/status)
 

@@ -5,12 +5,12 @@
 # timeout: 300
 set -uo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../.." && pwd)
 program=$(cd "$1" && pwd)/tests/meets
-# shellcheck source=../../../cmake/mpi_env.sh
+# shellcheck source=../../../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
-# shellcheck source=../../support/cases.sh
-. "$root/tests/support/cases.sh"
+# shellcheck source=../../../support/shell/cases.sh
+. "$root/tests/support/shell/cases.sh"
 ulimit -c 0
 # Whoever runs this may be a launcher's rank.
 for name in $(compgen -e); do
@@ -43,7 +43,7 @@ wrong() {
 wrong_ranks() {
   local name=$1 size=$2 count=$3 words=$4 status start=$EPOCHREALTIME seconds problem='' said
   shift 4
-  timeout --kill-after=2 30 "$root/tests/support/ranks.sh" "$size" "$@" >"$work/out" 2>&1 </dev/null
+  timeout --kill-after=2 30 "$root/tests/support/shell/ranks.sh" "$size" "$@" >"$work/out" 2>&1 </dev/null
   status=$?
   seconds=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
   [ "$status" -ne 0 ] && [ "$status" -ne 124 ] || problem="exit code $status"

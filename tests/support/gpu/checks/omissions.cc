@@ -1,4 +1,4 @@
-#include "tests/support/gpu/omissions.h"
+#include "tests/support/gpu/checks/omissions.h"
 
 #include <execinfo.h>
 

@@ -5,15 +5,15 @@
 # timeout: 600
 set -uo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../.." && pwd)
 build=$(cd "$1" && pwd)
 program=$build/tests/process_starts
-# shellcheck source=../../../cmake/mpi_env.sh
+# shellcheck source=../../../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
-# shellcheck source=../../support/cases.sh
-. "$root/tests/support/cases.sh"
-# shellcheck source=../../support/jobs.sh
-. "$root/tests/support/jobs.sh"
+# shellcheck source=../../../support/shell/cases.sh
+. "$root/tests/support/shell/cases.sh"
+# shellcheck source=../../../support/shell/jobs.sh
+. "$root/tests/support/shell/jobs.sh"
 ulimit -c 0
 
 well() { # NAME RANKS ARGUMENT: all ranks come to their end

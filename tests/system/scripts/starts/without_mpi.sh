@@ -6,19 +6,19 @@
 # timeout: 400
 set -uo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../.." && pwd)
 tests=$(cd "$1" && pwd)/tests
-# shellcheck source=../../../cmake/mpi_env.sh
+# shellcheck source=../../../../cmake/mpi_env.sh
 . "$root/cmake/mpi_env.sh"
-# shellcheck source=../../support/cases.sh
-. "$root/tests/support/cases.sh"
+# shellcheck source=../../../support/shell/cases.sh
+. "$root/tests/support/shell/cases.sh"
 ulimit -c 0
 for name in $(compgen -e); do # whoever runs this may be a launcher's rank
   case $name in
     RANK | WORLD_SIZE | LOCAL_RANK | MASTER_ADDR | MASTER_PORT | PMI* | SLURM_* | OMPI_COMM_* | TORCHELASTIC_* | HVD_INIT*) unset "$name" ;;
   esac
 done
-ranks=$root/tests/support/ranks.sh
+ranks=$root/tests/support/shell/ranks.sh
 
 verdict() { # verdict NAME PROBLEM: no problem is a pass
   if [ -z "$2" ]; then
@@ -192,13 +192,13 @@ extern "C" ssize_t send(int to, const void* bytes, size_t size, int flags) {
   return syscall(SYS_sendto, to, bytes, size, flags, nullptr, 0);
 }
 END
-  if "$compiler" -shared -fPIC -o "$cases_folder/ends.so" "$cases_folder/ends.cc" && bash "$root/tests/support/on_host.sh" other true; then
+  if "$compiler" -shared -fPIC -o "$cases_folder/ends.so" "$cases_folder/ends.cc" && bash "$root/tests/support/shell/on_host.sh" other true; then
     for sends in 4 10 12 13 14 15 16 18 24; do
       start says "two hosts, a rank ends at its message $sends" - 2 "^rank [01]: RankFailed: .*rank 2" \
-        env UCX_TLS=tcp LD_PRELOAD="$cases_folder/ends.so" ENDS_AT=$sends bash "$root/tests/support/hosts.sh" 2,1 "$tests/meets"
+        env UCX_TLS=tcp LD_PRELOAD="$cases_folder/ends.so" ENDS_AT=$sends bash "$root/tests/support/shell/hosts.sh" 2,1 "$tests/meets"
     done
     start says "two hosts, and nothing that UCX may use between them" 3 2 "^rank [01]: BackendError: UCX finds no way from rank 0 to rank 1: " \
-      env UCX_TLS=self bash "$root/tests/support/hosts.sh" 1,1 "$tests/meets"
+      env UCX_TLS=self bash "$root/tests/support/shell/hosts.sh" 1,1 "$tests/meets"
   fi
   # shellcheck disable=SC2046  # several words
   {
