@@ -39,7 +39,7 @@ by_sbatch() { # srun --mpi=none gives the ranks their numbers, and nothing of MP
   cat >"$work/bin/srun" <<END
 #!/usr/bin/env bash
 [ "\$1" = --mpi=none ] || exit 9
-exec bash "$root/tests/support/$starter.sh" ${HOSTS_OF_STEP:-$n} env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u MASTER_ADDR -u MASTER_PORT SLURM_STEP_ID=0 SLURM_PROCID={rank} SLURM_STEP_NUM_TASKS=$n "\${@:2}"
+exec bash "$root/tests/support/shell/$starter.sh" ${HOSTS_OF_STEP:-$n} env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u MASTER_ADDR -u MASTER_PORT SLURM_STEP_ID=0 SLURM_PROCID={rank} SLURM_STEP_NUM_TASKS=$n "\${@:2}"
 END
   chmod +x "$work/bin/srun" "$work/bin/scontrol"
   PATH=$work/bin:$PATH HVD_LAUNCHER=store SLURM_JOB_ID=$RANDOM SLURM_NTASKS=$n SLURM_JOB_NODELIST=localhost bash "$recipes/slurm.sbatch" "$@"
