@@ -57,10 +57,11 @@ void init();
 /// fails with Shutdown, once each. A thread of the library goes on with what the others need of
 /// this rank (not where MPI was started without MPI_THREAD_MULTIPLE: then it waits for them).
 /// `init()` may follow again; it waits for the others, as does the end of the process. Does nothing
-/// where the library does not run. A process that ends with status 0 and without it, by return from
-/// main() or exit(), does the same; one that ends in another way, or by an exit() in a signal
-/// handler that has interrupted a function of the library, waits for nobody, and the others get
-/// RankFailed.
+/// where the library does not run, or in a function given to `Handle::then` while another thread is
+/// in it; `init()` there would wait for that thread, and that one for it, for 10 s. A process that
+/// ends with status 0 and without it, by return from main() or exit(), does the same; one that ends
+/// in another way, or by an exit() in a signal handler that has interrupted a function of the
+/// library, waits for nobody, and the others get RankFailed.
 void shutdown();
 /// Ends the world at once, on all ranks: what is pending fails, and what is called later, with a
 /// RankFailed that says "rank 1 called hvd::abort(): " and the reason, cut to about 2,000 bytes; of
@@ -168,21 +169,22 @@ class Handle {
   /// waits for it, and an error that the device meets later is the next operation's.
   T wait() const;
   /// Returns whether `wait()` would return, or throw, at once. Does a little driving, so that
-  /// polling alone gets there.
+  /// polling alone gets there. Of what was compressed there is a result after `wait()` only.
   [[nodiscard]] bool done() const;
   /// Polls until that is so, but for no longer than `time`, and returns whether it is. The
   /// operation goes on; where ranks wait for one another (Deadlock), this is no wait.
   [[nodiscard]] bool wait_for(std::chrono::nanoseconds time) const;
   /// Has `function` called, once, when the operation has ended, well or not: at once if it has. It
-  /// takes a `const Handle<T>&`, whose functions then return at once, or nothing. One thread of the
-  /// process calls all such functions, one after the other; those of one operation in the order in
-  /// which they were given. That thread holds no lock of the library: a function may submit and
-  /// wait, but not for what another such function does, and its operations need names where the
-  /// order of its calls may differ between ranks. What it throws is logged. An operation's memory
-  /// that the library keeps (tensors, copies) ends with its last function, on a GPU no earlier than
-  /// its work there. `shutdown()` has the functions of what it ends called, and waits for them for
-  /// up to 10 s, but not in one of them; nothing is called in a process that was forked. Throws
-  /// std::system_error if there can be no such thread.
+  /// takes a `const Handle<T>&`, whose functions then return at once, or nothing; the result of
+  /// what was compressed is there once it has called `wait()`. One thread of the process calls all
+  /// such functions, one after the other; those of one operation in the order in which they were
+  /// given. That thread holds no lock of the library: a function may submit and wait, but not for
+  /// what another such function does, and its operations need names where the order of its calls
+  /// may differ between ranks. What it throws is logged. An operation's memory that the library
+  /// keeps (tensors, copies) ends with its last function, on a GPU no earlier than its work there.
+  /// `shutdown()` has the functions of what it ends called, and waits for them for up to 10 s, but
+  /// not in one of them; nothing is called in a process that was forked. Throws std::system_error
+  /// if there can be no such thread.
   template <class Function>
   void then(Function function) const;
   /// Returns a handle of the same operation with another view of its result.
@@ -209,9 +211,9 @@ bool poll(const Handle<T>& handle) {
   return handle.done();
 }
 
-/// Combines `input` of all ranks into `output` on each; the two may be the same buffer. Errors as
-/// in docs/semantics.md: a wrong call throws InvalidArgument or DuplicateName at once, a
-/// disagreement between ranks throws Mismatch on all of them at `wait()`.
+/// Combines `input` of all ranks into `output` on each; the two may be the same buffer, and on the
+/// host they may overlap. Errors as in docs/semantics.md: a wrong call throws InvalidArgument or
+/// DuplicateName at once, a disagreement between ranks throws Mismatch on all of them at `wait()`.
 Handle<void> allreduce_async(const Buffer& input, const Buffer& output,
                              const AllreduceOptions& options = {});
 /// Does what `allreduce_async` does, and waits.

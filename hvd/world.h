@@ -140,15 +140,20 @@ Rendezvous rendezvous_in(StorePointer store, int rank, int size, std::string nam
 }
 
 /// A World is a group of ranks with its own memory, coordination thread, failure and end. Copies
-/// stand for the same world; with the last of them it is left. Its functions may be called by any
-/// thread. They throw NotInitialized once this member has left it, and in a process that was forked
-/// from a member. Operations of a world are the free functions called for it: as members, by
-/// `options.world`, or inside of a WorldScope. Handles, and persistent operations, stay with the
-/// world that they were made in.
+/// stand for the same world, and so does a value that was moved from; with the last of them it is
+/// left. Its functions may be called by any thread. They throw NotInitialized once this member has
+/// left it, and in a process that was forked from a member. Operations of a world are the free
+/// functions called for it: as members, by `options.world`, or inside of a WorldScope. Handles, and
+/// persistent operations, stay with the world that they were made in.
 class World {
  public:
   /// Makes the value that stands for the global world.
   World() = default;
+  /// @{
+  /// Have this value stand for the same world; so do moves, which leave the other as it was.
+  World(const World&) = default;
+  World& operator=(const World&) = default;
+  /// @}
   /// Makes a world, with `default_config()`; see below.
   explicit World(const Rendezvous& rendezvous) : World(rendezvous, default_config()) {}
   /// Makes a world. Collective over its members, who bring the same name, size and knobs; nobody

@@ -42,17 +42,12 @@ void Detour::convert(void* to, DataType to_type, const void* from, DataType from
 
 namespace {
 
-void refuse_unpaired(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
-                     const AllreduceOptions& options) {
-  if (inputs.size() != outputs.size() || inputs.empty())
-    throw InvalidArgument(formatted("grouped_allreduce '{}': {} inputs and {} outputs",
-                                    options.name, inputs.size(), outputs.size()));
-}
-
 Submission reduction(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
                      const AllreduceOptions& options) {
   require_running();
-  refuse_unpaired(inputs, outputs, options);
+  if (inputs.size() != outputs.size() || inputs.empty())
+    throw InvalidArgument(formatted("grouped_allreduce '{}': {} inputs and {} outputs",
+                                    options.name, inputs.size(), outputs.size()));
   Submission submission = request(OpKind::Allreduce, options, inputs.front().device);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].dtype != outputs[i].dtype || inputs[i].shape != outputs[i].shape)
@@ -82,24 +77,16 @@ class Travelling {
   Travelling(const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs,
              const AllreduceOptions& options)
       : inputs_(inputs), outputs_(outputs) {
-    require_running();
+    // what travels does not lie where the caller's buffers do
+    engine()->check(reduction(inputs, outputs, options));
     options.compression.refuse_memory("allreduce");
-    refuse_unpaired(inputs, outputs, options);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const Buffer& input = inputs[i];
       const DataType wire = options.compression.wire_type(input.dtype);
-      // what the engine refuses is not converted
-      if (wire == input.dtype || !has_possible_sizes(input.shape)) continue;
-      if (input.device != Device() || input.dtype != outputs[i].dtype ||
-          input.shape != outputs[i].shape)
-        throw InvalidArgument(
-            formatted("allreduce '{}': compression needs input and output of one type and shape, "
-                      "in host memory",
-                      options.name));
-      if ((input.data == nullptr || outputs[i].data == nullptr) && element_count(input.shape) > 0)
+      if (wire == input.dtype) continue;
+      if (input.device != Device())
         throw InvalidArgument(formatted(
-            "allreduce '{}': tensor {} of shape {} has no memory: its {} is a null pointer",
-            options.name, i, to_string(input.shape), input.data == nullptr ? "input" : "output"));
+            "allreduce '{}': compression needs input and output in host memory", options.name));
       const Detour& detour = detours_.emplace_back(input, outputs[i], wire);
       detour.enter();
       inputs_[i].data = outputs_[i].data = detour.memory();

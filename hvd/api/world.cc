@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "hvd/api/world_life.h"
+#include "hvd/base/callback_thread.h"
 #include "hvd/base/log.h"
 #include "hvd/base/process.h"
 #include "hvd/base/text.h"
@@ -79,7 +80,13 @@ void join_lasting() {
 /// their turn comes. Returns the world that has ended, here at least. `waits`: on all ranks,
 /// however long that takes.
 std::shared_ptr<RunningWorld> end_world(bool waits) {
-  const std::lock_guard ending(global().ending);
+  std::unique_lock ending(global().ending, std::defer_lock);
+  // the thread that has it waits for the functions that follow operations: this may be one
+  if (waits || !CallbackThread::is_here()) {
+    ending.lock();
+  } else if (!ending.try_lock()) {
+    return nullptr;
+  }
   std::shared_ptr<RunningWorld> world;
   {
     const std::lock_guard lock(global().mutex);

@@ -211,6 +211,7 @@ bool Engine::progress(const Turn& turn) noexcept {
       if (!queue_.empty()) progressed = submitter_.announce_waiting();
       if (has_gathered) cutter_.cut_idle_sets();
       if (std::exchange(somebody_left_, false)) leavers_.doubt_all();
+      if (leavers_.lingers() && messages_.is_idle()) leavers_.end_lingering();
       if (log_.table().all_left())
         for (Entry* entry : ledger_.all())
           if (entry->state == EntryState::Waiting && entry->announced)
@@ -392,7 +393,7 @@ void Engine::say_leaving(const std::function<void()>& meanwhile) {
       fast_path_.end_complete();
       fast_path_.adopt_all();
       if (board_.failed()) return true;
-      if (!leavers_.leave()) return false;
+      if (!leavers_.leave(!messages_.is_idle())) return false;
       messages_.leave();
     } catch (...) {
       board_.set_failure(status_of_current_exception());
@@ -475,8 +476,7 @@ bool Engine::shutdown() {
     return all_is_over();
   });
   {
-    EngineLock lock(mutex_);
-    end_messages(lock);
+    const EngineLock lock(mutex_);
     stopped_cleanly_.store(!board_.failed() && log_.table().all_left());
     if (board_.failed() && parts_.world.empty()) warn_of_failure();
     fast_path_.adopt_all();
@@ -491,17 +491,6 @@ bool Engine::shutdown() {
   if (!parts_.world.empty()) loop_.join();
   await_callbacks(mutex_.continuations(), for_callbacks);
   return stopped_cleanly_.load();
-}
-
-/// All have left, or the world has failed: what was said before counts, and what is pending fails.
-void Engine::end_messages(EngineLock& lock) {
-  try {
-    if (!board_.failed()) messages_.advance(lock, false);
-  } catch (...) {
-    board_.set_failure(status_of_current_exception());
-  }
-  messages_.fail_all(
-      {Status::Code::Shutdown, formatted("it was pending when {} was called", parts_.end_call())});
 }
 
 /// Warns, at shutdown, of the failure that ended the world. Where others have died because a rank

@@ -102,11 +102,11 @@ class Engine : private EngineEvents {
   /// this rank. Returns whether nothing is left to be waited for. `shutdown()` must follow; until
   /// then the coordination thread goes on with what the others need of this rank.
   bool leave(std::chrono::milliseconds patience);
-  /// Collective. Blocks until all ranks have called it and what was agreed is done; what is still
-  /// pending then fails with Shutdown. Returns whether it came to that: false if the world had
-  /// failed. Functions that were given to `then` have been called before it returns, or before
-  /// `leave` has, unless one of them calls it, or it has waited for them for 10 s; in a world with
-  /// a name for the `patience` of `leave` at most.
+  /// Collective. Blocks until all ranks have called it, and what was agreed, and each send and
+  /// recv, is done; what is still pending then fails with Shutdown. Returns whether it came to
+  /// that: false if the world had failed. Functions that were given to `then` have been called
+  /// before it returns, or before `leave` has, unless one of them calls it, or it has waited for
+  /// them for 10 s; in a world with a name for the `patience` of `leave` at most.
   bool shutdown();
   /// Returns whether the world has failed. Any thread.
   [[nodiscard]] bool has_failed() const { return board_.failed(); }
@@ -158,7 +158,6 @@ class Engine : private EngineEvents {
   void say_leaving(const std::function<void()>& meanwhile);
   [[nodiscard]] bool all_is_over() HVD_REQUIRES(engine_mutex);
   bool drive_messages(const Turn& turn);
-  void end_messages(EngineLock& lock) HVD_REQUIRES(engine_mutex);
   std::shared_ptr<HandleState> submit_anew(Submission submission, After after);
   void bury_removed_sets(const Turn& turn) HVD_REQUIRES(engine_mutex);
   void fail_everything(const Turn& turn, const Status& failure) noexcept;

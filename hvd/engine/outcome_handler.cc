@@ -74,7 +74,7 @@ void OutcomeHandler::handle(Outcomes& outcomes, bool said_here) {
 }
 
 void OutcomeHandler::wake_for(const Outcomes& outcomes) {
-  bool wake_waiters = !outcomes.left.empty() || !outcomes.voided.empty();
+  bool wake_waiters = !outcomes.left.empty() || outcomes.lingering != 0 || !outcomes.voided.empty();
   for (const auto& agreed : outcomes.agreed) {  // those that no batch will follow
     const auto& present = agreed.what.present;
     wake_waiters = wake_waiters || !agreed.verdict.ok() ||

@@ -32,8 +32,9 @@ ReductionPlan plan_reduction(const Batch& batch, const Arrangement& who) {
   plan.across.prescale = 1;
   if (traits.dtype == DataType::Float16 && (average || traits.op == ReduceOp::Sum)) {
     const auto scale = static_cast<double>(std::bit_ceil(plan.most_ranks));
+    plan.here.prescale = 1;
     plan.here.postscale = 1 / scale;
-    plan.across.prescale = scale;
+    plan.across.prescale = scale * traits.prescale_factor;
   }
   return plan;
 }

@@ -72,6 +72,7 @@ void talk(test::Random& random, LeaderTree& relay, int domain, const UnitKey& ke
                 nullptr,
                 {},
                 random.one_in(2) ? Pledges{{key, 1}} : Pledges{}});
+  if (random.one_in(8)) relay.tell({LocalEvent::Kind::Lingering, {}, -1, nullptr, {}, {}, 1});
   if (random.one_in(4)) relay.tell({LocalEvent::Kind::Doubted, key});
   if (random.one_in(4)) relay.blocked({domain, {{domain, {key}, {key}}}, {}});
   if (random.one_in(8)) relay.failed({Status::Code::RankFailed, "rank 3 died"});

@@ -72,6 +72,7 @@ Bytes example(test::Random& random) {
         commit(Negotiator::conflict(wanted.process_set, wanted.name, {{ranks[0], wanted.kind}}));
       if (random.one_in(8)) commit(Negotiator::leaving(ranks[0]));
       if (random.one_in(8)) commit(Negotiator::leaving(ranks[0], std::vector<Pledge>{{id, 2}}));
+      if (random.one_in(8)) commit(Negotiator::lingering(1));
       if (random.one_in(8)) commit(Negotiator::doubt(id));
       if (random.one_in(8)) commit(Negotiator::refusal(id, ranks[0]));
     }

@@ -684,6 +684,37 @@ TEST_CASE("world: the value of the global world means that also inside of a scop
   }));
 }
 
+TEST_CASE("world: a value that was moved from stands for the same world") {
+  check_all_well(in_world(2, "moved", [](World& world) {
+    World pair = world;
+    std::vector<World> all;
+    all.push_back(std::move(pair));
+    CHECK(pair == world);
+    std::vector<float> values(3, static_cast<float>(pair.rank() + 1));
+    pair.allreduce(buffer_of(values), buffer_of(values), {.op = ReduceOp::Sum});
+    CHECK(values == std::vector<float>(3, 3));
+    World other;
+    other = std::move(pair);
+    CHECK((other == world && pair == world));
+    const WorldScope scope(all.front());
+    CHECK(World::current() == pair);
+  }));
+}
+
+TEST_CASE("world: what is on its way as all members end it comes whole") {
+  check_all_well(in_world(3, "whole", [](World& world) {
+    const int next = (world.rank() + 1) % 3, before = (world.rank() + 2) % 3;
+    std::vector<float> in(5'000'000), out(in.size(), static_cast<float>(world.rank()));
+    const auto received = world.recv_async(buffer_of(in), {.peer = before});
+    const auto sent = world.send_async(buffer_of(out), {.peer = next});
+    CHECK(world.shutdown());
+    sent.wait();
+    std::fill(out.begin(), out.end(), -1.0F);
+    CHECK(received.wait() == before);
+    CHECK(in == std::vector<float>(in.size(), static_cast<float>(before)));
+  }));
+}
+
 TEST_CASE(
     "world: a process that is forked from a member is none, also where there is no global world "
     "any more") {

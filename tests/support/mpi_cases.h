@@ -97,22 +97,24 @@ inline Bytes reduced(const Topology& topology, const std::vector<int>& ranks,
     kernels::reduce_scalar(whole, all, out, count);
     return result;
   }
-  // float16 contributions to sums travel divided by a power of two.
+  // float16 contributions to sums travel divided by a power of two, and are scaled then.
+  const bool is_scaled_late =
+      how.dtype == DataType::Float16 && (average || how.op == ReduceOp::Sum);
   double scale = 1;
   for (const auto& domain : domains)
     scale = std::max(scale, static_cast<double>(std::bit_ceil(domain.second.size())));
-  if (how.dtype != DataType::Float16 || (!average && how.op != ReduceOp::Sum)) scale = 1;
+  if (!is_scaled_late) scale = 1;
   std::vector<Bytes> partial(domains.size(), Bytes(result.size()));
   std::vector<const void*> partials;
   for (std::size_t d = 0; d < domains.size(); ++d) {
     std::vector<void*> to{partial[d].data()};
-    kernels::reduce_scalar(
-        {how.dtype, average ? ReduceOp::Sum : how.op, how.prescale, 1 / scale, 1, how.dtype},
-        domains[d].second, to, count);
+    kernels::reduce_scalar({how.dtype, average ? ReduceOp::Sum : how.op,
+                            is_scaled_late ? 1 : how.prescale, 1 / scale, 1, how.dtype},
+                           domains[d].second, to, count);
     partials.push_back(partial[d].data());
   }
   for (const auto& zero : zeros) partials.push_back(zero.data());
-  whole.prescale = scale;
+  whole.prescale = is_scaled_late ? scale * how.prescale : 1;
   kernels::reduce_scalar(whole, partials, out, count);
   return result;
 }

@@ -1,10 +1,12 @@
 #include "hvd/engine/agreement/entry_factory.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "hvd/base/text.h"
 #include "hvd/engine/agreement/controller.h"
+#include "hvd/engine/core/repeated_op.h"
 
 namespace hvd {
 
@@ -93,6 +95,19 @@ void check_overlaps(const Submission& submission) {
                     is_written ? tensor : before.tensor, is_written ? before.tensor : tensor));
     if (end > any.end) any = {end, tensor};
     if (is_written && end > written.end) written = {end, tensor};
+  }
+}
+
+/// Moves the input of an allreduce on the host to its output where they overlap in part: backends
+/// write some of an output while they still read the rest of its input.
+void make_one_of_overlapping(Submission& submission) {
+  if (submission.kind != OpKind::Allreduce || submission.device.kind != DeviceKind::Cpu) return;
+  for (auto& tensor : submission.tensors) {
+    const auto bytes =
+        static_cast<std::size_t>(element_count(tensor.shape)) * element_bytes(tensor.dtype);
+    if (!overlap_in_part(tensor.input, tensor.output, bytes)) continue;
+    std::memmove(tensor.output, tensor.input, bytes);
+    tensor.input = tensor.output;
   }
 }
 
@@ -215,6 +230,7 @@ void EntryFactory::prepare(Entry& entry) const {
   const auto& set = table_.sets().info(entry.key.process_set);
   const bool timed = parts_.timeline->on();
   const TraceTime from = timed ? Timeline::now() : 0;
+  make_one_of_overlapping(entry.submission);
   for (std::size_t i = 0; i < entry.backends.size(); ++i) {
     const auto& tensor = entry.submission.tensors[i];
     BatchMember member;

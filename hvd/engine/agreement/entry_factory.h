@@ -17,8 +17,9 @@ class EntryFactory {
 
   /// Returns the entry of a submission that can be carried out. Throws InvalidArgument otherwise.
   [[nodiscard]] std::unique_ptr<Entry> make(Submission submission) const;
-  /// Lets the backends make the inputs visible to the other ranks; copies where they must. Throws
-  /// what a backend throws; what was prepared by then is to be released.
+  /// Lets the backends make the inputs visible to the other ranks; copies where they must, and
+  /// where an output overlaps a part of its input. Throws what a backend throws; what was prepared
+  /// by then is to be released.
   void prepare(Entry& entry) const;
   /// Takes back what was prepared and will not be launched.
   void release(Entry& entry) const noexcept;

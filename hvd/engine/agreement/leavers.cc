@@ -13,7 +13,7 @@ constexpr std::size_t kRecordBytes = 64;
 
 }  // namespace
 
-bool Leavers::leave() {
+bool Leavers::leave(bool lingers) {
   std::size_t entries = ledger_.size();
   queue_.for_each([&](const Entry&) { ++entries; });
   Transaction log(log_, kRecordBytes + sizeof(Pledge) * entries);
@@ -23,8 +23,16 @@ bool Leavers::leave() {
                             board_.rounds().awaits_promised(entry.unit.id));
   });
   if (promised) return false;
+  lingers_ = lingers;
+  if (lingers) log.append(Negotiator::lingering(1));
   log.append(Negotiator::leaving(parts_.topology.rank, pledges()));
   return true;
+}
+
+void Leavers::end_lingering() {
+  Transaction log(log_, kRecordBytes);
+  lingers_ = false;
+  log.append(Negotiator::lingering(-1));
 }
 
 void Leavers::leave_elsewhere(int rank) {

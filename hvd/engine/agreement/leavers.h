@@ -3,7 +3,9 @@
 /// reservations for what it still takes part in: what it has submitted. Within a domain the log
 /// then says which units can never be complete. Of a set that spans domains only the root can tell:
 /// it sees what domains are ready for and who has left in one order. So a rank that waits for such
-/// a unit queries it, and the root refuses it for all. Under the engine's mutex.
+/// a unit queries it, and the root refuses it for all. A rank that leaves with sends or recvs
+/// pending lingers, and the world with it, until they have ended: all of them do, as those that
+/// have left drive on until all have. Under the engine's mutex.
 
 #include <string>
 #include <vector>
@@ -20,9 +22,13 @@ class Leavers {
   Leavers(const EngineParts& parts, NegotiationLog& log, Ledger& ledger, SubmissionQueue& queue)
       : parts_(parts), log_(log), ledger_(ledger), queue_(queue), board_(*parts.board) {}
 
-  /// Says that this rank leaves, and what it still takes part in. Returns false, and nothing has
-  /// happened, if it is in a prepared round whose end other domains are to hear first.
-  bool leave() HVD_REQUIRES(engine_mutex);
+  /// Says that this rank leaves, and what it still takes part in. `lingers`: also in sends or
+  /// recvs. Returns false, and nothing has happened, if it is in a prepared round whose end other
+  /// domains are to hear first.
+  bool leave(bool lingers) HVD_REQUIRES(engine_mutex);
+  /// Returns whether it has left so, and `end_lingering` is to follow once they have ended.
+  [[nodiscard]] bool lingers() const HVD_REQUIRES(engine_mutex) { return lingers_; }
+  void end_lingering() HVD_REQUIRES(engine_mutex);
   /// Says that a rank of another domain has left.
   void leave_elsewhere(int rank) HVD_REQUIRES(engine_mutex);
   /// Sees to it that a unit that this rank waits for, and that can never be complete because a rank
@@ -47,6 +53,7 @@ class Leavers {
   Ledger& ledger_;
   SubmissionQueue& queue_;
   Board& board_;
+  bool lingers_ HVD_GUARDED_BY(engine_mutex) = false;
 };
 
 }  // namespace hvd

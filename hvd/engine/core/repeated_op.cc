@@ -44,6 +44,12 @@ bool is_small_unowned(const Submission& submission, int domains) {
   return routes::is_at_slot(static_cast<std::size_t>(bytes), static_cast<std::size_t>(domains));
 }
 
+bool overlap_in_part(const void* input, const void* output, std::size_t bytes) {
+  const auto from = reinterpret_cast<std::uintptr_t>(input),
+             to = reinterpret_cast<std::uintptr_t>(output);
+  return from != to && from < to + bytes && to < from + bytes;
+}
+
 bool RepeatedOp::fits(const SmallCall& call) const {
   if (signature->kind != call.kind || signature->tensors.empty())
     return signature->kind == call.kind && signature->tensors.empty();
@@ -56,6 +62,12 @@ bool RepeatedOp::fits(const SmallCall& call) const {
   if (has_splits && !std::equal(tensor.splits.begin(), tensor.splits.end(), call.splits.begin(),
                                 call.splits.end()))
     return false;
+  // A domain's only rank works in the caller's memory when a round is negotiated after all.
+  const bool in_callers_memory = is_direct() && call.kind == OpKind::Allreduce;
+  if (in_callers_memory && group.empty() && overlap_in_part(call.input, call.output, input_bytes))
+    return false;
+  for (std::size_t i = 0; in_callers_memory && i < group.size(); ++i)
+    if (overlap_in_part(call.group[i].input, call.group[i].output, group[i].bytes)) return false;
   const bool same_shapes =
       call.group.empty() ? std::ranges::equal(tensor.shape, call.shape)
                          : std::ranges::equal(signature->tensors, call.group,

@@ -67,6 +67,8 @@ struct SmallCall {
 [[nodiscard]] SmallCall call_of(const Submission& submission);
 /// Returns whether a submission whose caller does not wait may have a repeated operation.
 [[nodiscard]] bool is_small_unowned(const Submission& submission, int domains);
+/// Returns whether an input and an output of so many bytes share some of them and are not one.
+[[nodiscard]] bool overlap_in_part(const void* input, const void* output, std::size_t bytes);
 /// The location of a Barrier, which has no block: it says that the rank takes the fast path.
 inline constexpr std::uint64_t kNoBlock = std::uint64_t{1} << 60;
 

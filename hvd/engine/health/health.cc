@@ -170,7 +170,8 @@ void Health::report_late_messages() {
         const std::string text = formatted("{} has waited {} s", what, waited.count());
         if (config.stall_shutdown_time > 0s && waited >= config.stall_shutdown_time)
           return parts_.board->set_failure({Status::Code::StallTimeout, text});
-        if (config.stall_check_disable || now - reported < config.stall_check_time) return;
+        if (config.stall_check_disable || now - std::max(since, reported) < config.stall_check_time)
+          return;
         reported = now;
         log(LogLevel::Warning, "{}", text);
       });

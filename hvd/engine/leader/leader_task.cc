@@ -83,6 +83,10 @@ void LeaderTask::note(const Outcomes& outcomes) {
   for (const auto& [set, rank] : outcomes.joined)
     if (parts_.is_here(rank))
       noted_.push_back({LocalEvent::Kind::Joined, {set, OpKind::Join, {}}, rank});
+  if (outcomes.lingering != 0) {
+    noted_.push_back({LocalEvent::Kind::Lingering});
+    noted_.back().change = outcomes.lingering;
+  }
   for (const int rank : outcomes.left)
     if (parts_.is_here(rank)) {
       noted_.push_back({LocalEvent::Kind::Left, {}, rank});

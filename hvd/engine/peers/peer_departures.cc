@@ -41,13 +41,13 @@ void PeerDepartures::ask(int rank) {
 
 bool PeerDepartures::hear(int rank) {
   if (std::exchange(peers_[static_cast<std::size_t>(rank)].gone, true)) return false;
-  ++gone_;
+  if (rank != parts_.topology.rank) ++gone_;
   return true;
 }
 
 bool PeerDepartures::is_hopeless(int rank) const {
   if (rank != kAnyPeer) return peer(rank).gone;
-  return gone_ > 0 && gone_ + 1 == parts_.topology.size;
+  return gone_ + 1 == parts_.topology.size && (gone_ > 0 || peer(parts_.topology.rank).gone);
 }
 
 Status PeerDepartures::nothing_comes(const PeerCall& receive) const {
@@ -59,6 +59,7 @@ Status PeerDepartures::nothing_comes(const PeerCall& receive) const {
 
 void PeerDepartures::leave() {
   is_over_ = true;
+  say(parts_.topology.rank, PeerFrameKind::Left);
   for (int rank = 0; rank < parts_.topology.size; ++rank)
     if (peer(rank).asks) say(rank, PeerFrameKind::Left);
 }

@@ -32,7 +32,7 @@ class PeerDepartures {
   /// Returns why such a recv fails.
   [[nodiscard]] Status nothing_comes(const PeerCall& receive) const;
 
-  /// This rank has left: answers those that have asked, and will ask.
+  /// This rank has left: tells itself, and those that have asked, or will ask.
   void leave() HVD_REQUIRES(engine_mutex);
   [[nodiscard]] bool is_over() const HVD_REQUIRES(engine_mutex) { return is_over_; }
   /// The rank asks whether this one has left.
@@ -54,7 +54,7 @@ class PeerDepartures {
   PeerLinks& links_;
   std::vector<Peer> peers_ HVD_GUARDED_BY(engine_mutex);  ///< by rank
   int left_ HVD_GUARDED_BY(engine_mutex) = 0;             ///< other ranks that have left
-  int gone_ HVD_GUARDED_BY(engine_mutex) = 0;             ///< and have nothing more to say
+  int gone_ HVD_GUARDED_BY(engine_mutex) = 0;  ///< those of them with nothing more to say
   bool is_over_ HVD_GUARDED_BY(engine_mutex) = false;
 };
 

@@ -53,6 +53,7 @@ struct PeerReceive {
   std::size_t got = 0;                    ///< bytes
   bool is_busy = false;                   ///< a thread copies, without the mutex
   Status doomed;                          ///< what it is to end with then
+  /// `since`: it was called, or it has met its message, or some of that has come last.
   Clock::time_point since = Clock::now(), reported = since;
 };
 

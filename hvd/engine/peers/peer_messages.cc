@@ -215,6 +215,7 @@ void PeerMessages::meet(PeerReceive receive, int from, const PeerFrameHead& head
     return end(*receive.pending, call, {});
   }
   receive.send = head.id;
+  receive.since = Clock::now();
   const std::uint64_t number = ++numbers_;
   if (head.words[0] != kNoLocation) {
     receive.location = head.words[0];
@@ -296,6 +297,7 @@ void PeerMessages::chunk_came(const PeerFrameHead& head, const PeerPayload& payl
     throw WireError("more of a message than there is");
   payload.copy_to(static_cast<std::byte*>(receive.call.output) + receive.got);
   receive.got += payload.size();
+  receive.since = Clock::now();
   if (receive.got == receive.call.bytes()) {
     links_.send(receive.from, answer(PeerFrameKind::Taken, receive.send));
     end_receive(found, {});
@@ -325,13 +327,15 @@ bool PeerMessages::copy_some(EngineLock& lock) HVD_NO_THREAD_SAFETY_ANALYSIS {
   }
   lock.lock();
   receive.is_busy = false;
+  // of a world that has failed, in which the sender has its memory back, perhaps
+  if (failure.ok()) failure = parts_.board->failure();
   if (!receive.doomed.ok()) {
     end_receive(found, receive.doomed);
   } else if (!failure.ok()) {
-    if (!departures_.is_over()) failure.raise();
-    end_receive(found, failure);
+    failure.raise();
   } else if (is_there) {  // else the process has ended: the world is about to fail
     receive.got += bytes;
+    receive.since = Clock::now();
     if (receive.got < receive.call.bytes()) {
       copies_.push_back(number);
     } else {
@@ -395,7 +399,7 @@ void PeerMessages::leave() {
     }
   }
   departures_.leave();
-  attention_.expect_elsewhere();  // of other domains, to whom this rank still answers
+  attention_.count_open(true, 1);  // the others, to whom this rank still answers, ring for it
   update();
 }
 

@@ -83,12 +83,14 @@ class PeerMessages {
   /// was last said to be late.
   template <class Report>
   void for_each_awaited(const Report& report) HVD_REQUIRES(engine_mutex) {
-    for (auto& [key, op] : inbox_.posted())
-      if (op.pending->waited_for.load(std::memory_order_relaxed))
-        report(describe(op.call, false), op.since, op.reported);
-    for (auto& [id, op] : sends_)
-      if (op.pending->waited_for.load(std::memory_order_relaxed))
-        report(describe(op.call, true), op.since, op.reported);
+    const auto look = [&](auto& ops, bool are_sends) {
+      for (auto& [key, op] : ops)
+        if (op.pending->waited_for.load(std::memory_order_relaxed))
+          report(describe(op.call, are_sends), op.since, op.reported);
+    };
+    look(inbox_.posted(), false);
+    look(receives_, false);
+    look(sends_, true);
   }
 
  private:

@@ -16,13 +16,14 @@ namespace hvd {
 
 /// One piece of news of a domain's log for the other domains. They have the log's order.
 struct LocalEvent {
-  enum class Kind : std::uint8_t { Introduced, Ready, Joined, Left, Doubted, Removed };
+  enum class Kind : std::uint8_t { Introduced, Ready, Joined, Left, Doubted, Removed, Lingering };
   Kind kind = Kind::Introduced;
   UnitKey key = {};  ///< Introduced, Ready, Doubted; of Joined and Removed the process set alone
   int rank = -1;     ///< Introduced, Joined, Left
   SharedSignature signature = {};  ///< Introduced
   Agreement what = {};             ///< Ready
   Pledges pledges = {};            ///< Left
+  int change = 0;                  ///< Lingering: as Outcomes has it
 };
 
 /// Events that wait. A tensor that is ready waits for its number, and is passed by others that are

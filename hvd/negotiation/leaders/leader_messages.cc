@@ -16,7 +16,8 @@ Way way_of(LeaderItem item) {
     case LeaderItem::Stuck:
     case LeaderItem::Credit:
     case LeaderItem::Blocked:
-    case LeaderItem::Late: return Way::Up;
+    case LeaderItem::Late:
+    case LeaderItem::Linger: return Way::Up;
     case LeaderItem::Fail: return Way::Any;
     default: return Way::Down;
   }
@@ -32,7 +33,7 @@ void encode(Writer& writer, const Pledges& pledges) {
 
 LeaderItem decode_item(Reader& reader) {
   const auto item = reader.get<LeaderItem>();
-  if (item > LeaderItem::Late) throw WireError("unknown kind of message");
+  if (item > LeaderItem::Linger) throw WireError("unknown kind of message");
   return item;
 }
 

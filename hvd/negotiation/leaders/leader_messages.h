@@ -51,6 +51,8 @@ enum class LeaderItem : std::uint8_t {
   Blocked,   ///< Up. Ranks of the domain wait, and submit nothing; it replaces what the domain
              ///< has said before: BlockedReport
   Late,      ///< Up. The rank's operation has not ended by its deadline: LateReport
+  Linger,    ///< Up. One rank more (1), or less (-1), has sends or recvs pending as it leaves:
+             ///< change i32
 };
 
 /// The direction in which an item goes in the tree.
@@ -93,6 +95,7 @@ struct LeaderItems {
   static Bytes leave_up(int rank, const Pledges& pledges) {
     return to_wire(LeaderItem::LeaveUp, rank, pledges);
   }
+  static Bytes lingering(int change) { return to_wire(LeaderItem::Linger, change); }
   static Bytes leave(int rank) { return to_wire(LeaderItem::Leave, rank); }
   static Bytes doubt(const UnitKey& key) { return to_wire(LeaderItem::Doubt, key); }
   static Bytes refuse(const UnitKey& key, int rank, std::string_view text) {

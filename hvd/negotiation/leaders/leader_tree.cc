@@ -53,6 +53,7 @@ void LeaderTree::tell(LocalEvent event) {
   if (event.kind == LocalEvent::Kind::Introduced)
     return introduced(event.key, event.rank, event.signature);
   if (event.kind == LocalEvent::Kind::Removed) return decisions_.removed(event.key.process_set);
+  if (event.kind == LocalEvent::Kind::Lingering) return count_lingering(event.change);
   unsaid_.add(std::move(event));
   say_unsaid();
 }
@@ -93,6 +94,15 @@ void LeaderTree::say(const LocalEvent& event) {
   } else {
     decisions_.left(event.rank, event.pledges, links_.self());
   }
+}
+
+/// A rank has sends or recvs pending as it leaves, of which the root hears before that it has left;
+/// or it has none any more.
+void LeaderTree::count_lingering(int change) {
+  if (change != 1 && (change != -1 || (is_root() && lingering_ == 0)))
+    throw WireError("ranks with messages that make no sense");
+  if (!is_root()) return links_.send_up(LeaderItems::lingering(change));
+  lingering_ += change;
 }
 
 void LeaderTree::failed(const Status& status) {
@@ -151,6 +161,7 @@ void LeaderTree::act_on_upward(LeaderItem item, Reader& reader, const Bytes& byt
     }
     case LeaderItem::Blocked: return receive_blocked(reader, bytes);
     case LeaderItem::Late: return receive_late(reader, from);
+    case LeaderItem::Linger: return count_lingering(reader.get<int>());
     default: throw WireError("not a message for a parent");
   }
 }

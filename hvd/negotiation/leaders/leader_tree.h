@@ -8,7 +8,8 @@
 /// number per tensor and child. Introductions that a leader passes on together and that say the
 /// same travel as one, with the list of their ranks. Ranks that have joined are waited for no more;
 /// the leaders learn of them on the way up, after what their domains were ready for without them.
-/// When all ranks have left and the root has decided what came before, it says so: the end.
+/// When all ranks have left, with no send or recv pending, and the root has decided what came
+/// before, it says so: the end.
 ///
 /// The state is in parts: LeaderLinks (place in the tree, what is to be sent), LeaderInbox (what
 /// comes, and what of it waits), UnsaidEvents, TensorNumbers, ReadinessCounts, LeaderDecisions.
@@ -77,9 +78,10 @@ class LeaderTree {
   void tell_credit(int process_set, int domain, std::uint64_t over) {
     links_.send_up(LeaderItems::credit(process_set, domain, over));
   }
-  /// Root: returns whether all ranks have left, and what they were ready for is decided.
+  /// Root: returns whether all ranks have left, with no send or recv pending, and what they were
+  /// ready for is decided.
   [[nodiscard]] bool all_left() const {
-    return decisions_.departed() == actions_.ranks_of(0)->size();
+    return decisions_.departed() == actions_.ranks_of(0)->size() && lingering_ == 0;
   }
   /// Root: tells all other domains so, once what is decided is cut.
   void announce_end() { links_.send_down(LeaderItems::end()); }
@@ -119,6 +121,7 @@ class LeaderTree {
   void introduced(const UnitKey& key, int rank, const SharedSignature& signature);
   void say_unsaid();
   void say(const LocalEvent& event);
+  void count_lingering(int change);
 
   // ---- what the others say
   bool act_on(const Bytes& item, int from, bool passed_on);
@@ -141,6 +144,7 @@ class LeaderTree {
   TensorNumbers numbers_;
   ReadinessCounts counts_;
   LeaderDecisions decisions_;
+  int lingering_ = 0;  // root: ranks that leave with sends or recvs pending
   bool failed_ = false;
 };
 

@@ -124,6 +124,12 @@ void Negotiator::apply(std::span<const std::byte> record, std::uint64_t position
       place_in(known_set(id), rank);
       return sets_.join(id, rank);
     }
+    case RecordType::Linger:
+      outcomes.lingering = reader.get<int>();
+      if (outcomes.lingering != 1 && (outcomes.lingering != -1 || lingering_ == 0))
+        throw WireError("ranks with messages that make no sense");
+      lingering_ += outcomes.lingering;
+      return;
     case RecordType::Conflict: return apply_conflict(reader, outcomes);
     case RecordType::JoinedUp: {
       const int id = reader.get<int>();
@@ -374,7 +380,9 @@ void Negotiator::forget(std::uint32_t id) {
 
 bool Negotiator::all_left() const {
   // Across domains only the root knows when nothing more can come.
-  return topology_.domains > 1 ? ended_ : left_.size() == static_cast<std::size_t>(topology_.size);
+  return topology_.domains > 1
+             ? ended_
+             : left_.size() == static_cast<std::size_t>(topology_.size) && lingering_ == 0;
 }
 
 std::vector<int> Negotiator::leavers_of(const UnitKey& key) const {

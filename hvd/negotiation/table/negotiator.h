@@ -71,11 +71,12 @@ struct Outcomes {
       joined;             ///< what the domain was ready for without these ranks has been said
   std::vector<int> left;  ///< ranks that called shutdown()
   Pledges pledges;        ///< of the rank that left
+  int lingering = 0;      ///< how many ranks more have sends or recvs pending as they leave: 1, -1
   std::vector<std::uint32_t> doubted;  ///< the root is asked whether they can still be complete
 
   [[nodiscard]] bool empty() const {
     return agreed.empty() && batches.empty() && host_ready.empty() && introduced.empty() &&
-           joined.empty() && left.empty() && voided.empty() && doubted.empty();
+           joined.empty() && left.empty() && lingering == 0 && voided.empty() && doubted.empty();
   }
 };
 
@@ -132,7 +133,7 @@ class Negotiator : public Records {
   }
 
   [[nodiscard]] bool any_left() const { return !left_.empty(); }
-  /// All ranks have left, and nothing more will be agreed.
+  /// All ranks have left, none has a send or recv pending, and nothing more will be agreed.
   [[nodiscard]] bool all_left() const;
   /// Ranks of the key's set that have left without having joined, in the order in which they left.
   [[nodiscard]] std::vector<int> leavers_of(const UnitKey& key) const;
@@ -189,6 +190,7 @@ class Negotiator : public Records {
   std::list<std::uint32_t> usage_;  // least recently used first
   SlotRanges free_slots_;
   std::vector<int> left_;  ///< in the order of their leaving
+  int lingering_ = 0;      ///< ranks of this domain that leave with sends or recvs pending
   std::optional<Refusal> first_refusal_;
   PledgeTable pledged_;  // of units of one domain
   bool ended_ = false;

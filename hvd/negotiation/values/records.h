@@ -37,7 +37,9 @@ enum class RecordType : std::uint8_t {
   Conflict,  ///< The ranks wait for different operations. RL: set i32, name, stuck ranks
   Refuse,    ///< The unit cannot be: this rank has left, or as the text says. RL: id u32, rank i32,
              ///< text
-  Doubt      ///< A query to the root: can it be complete? A rank: id u32
+  Doubt,     ///< A query to the root: can it be complete? A rank: id u32
+  Linger     ///< It is about to leave, and has sends or recvs pending (1), or none any more (-1):
+             ///< the world lasts meanwhile. A rank: change i32
 };
 
 // Lists of these are copied whole.
@@ -105,6 +107,8 @@ struct Records {
   static Bytes leaving(int rank, std::span<const Pledge> pledges = {}) {
     return to_wire(RecordType::Leave, rank, pledges);
   }
+  /// `change`: of how many ranks have sends or recvs pending, of those that leave.
+  static Bytes lingering(int change) { return to_wire(RecordType::Linger, change); }
   /// Refuses a unit whose slots are void already.
   static Bytes refusal(Id id, int rank, std::string_view text = {}) {
     return to_wire(RecordType::Refuse, id, rank, text);

@@ -26,11 +26,32 @@ bool same_shape(OpKind kind, const Shape& a, const Shape& b) {
   return std::equal(a.begin() + from, a.end(), b.begin() + from);
 }
 
+bool same_shape_at(std::size_t index, const Signature& a, const Signature& b) {
+  return same_shape(a.kind, a.tensors[index].shape, b.tensors[index].shape);
+}
+
+bool same_dtype_at(std::size_t index, const Signature& a, const Signature& b) {
+  return a.tensors[index].dtype == b.tensors[index].dtype;
+}
+
+/// Compares what two signatures say of the tensor at an index that both have.
+using SameAt = bool (*)(std::size_t index, const Signature& a, const Signature& b);
+
+/// Returns the first tensor of which they do not say the same; the smaller number of tensors where
+/// there is none.
+std::size_t first_difference(const Signature& a, const Signature& b, SameAt same_at) {
+  const std::size_t common = std::min(a.tensors.size(), b.tensors.size());
+  std::size_t index = 0;
+  while (index < common && same_at(index, a, b)) ++index;
+  return index;
+}
+
+bool same_dtypes(const Signature& a, const Signature& b) {
+  return first_difference(a, b, same_dtype_at) == std::min(a.tensors.size(), b.tensors.size());
+}
+
 bool same_shapes(const Signature& a, const Signature& b) {
-  if (a.tensors.size() != b.tensors.size()) return false;
-  for (std::size_t i = 0; i < a.tensors.size(); ++i)
-    if (!same_shape(a.kind, a.tensors[i].shape, b.tensors[i].shape)) return false;
-  return true;
+  return first_difference(a, b, same_shape_at) == std::max(a.tensors.size(), b.tensors.size());
 }
 
 constexpr bool may_have_splits(OpKind kind) {
@@ -54,13 +75,6 @@ std::string splits_text(const Signature& signature) {
   return text.substr(0, text.size() - 1);
 }
 
-bool same_dtypes(const Signature& a, const Signature& b) {
-  const std::size_t common = std::min(a.tensors.size(), b.tensors.size());
-  for (std::size_t i = 0; i < common; ++i)
-    if (a.tensors[i].dtype != b.tensors[i].dtype) return false;
-  return true;
-}
-
 /// Returns the words about the tensor at `index`; about the number of tensors where they differ.
 std::string tensor_text(const Signature& signature, std::size_t index) {
   if (signature.kind == OpKind::Control && index < signature.tensors.size())
@@ -81,34 +95,20 @@ std::string grouped(std::span<const int> ranks, std::span<const SharedSignature>
 /// A factor that is not a number is that on all ranks.
 bool same_factors(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
-/// The first tensor of the group about which the ranks disagree.
-std::size_t first_difference(std::span<const SharedSignature> signatures) {
-  const auto& first = signatures[0]->tensors;
-  std::size_t index = first.size();
-  for (const auto& other : signatures) {
-    const std::size_t common = std::min(index, other->tensors.size());
-    std::size_t i = 0;
-    while (i < common && other->tensors[i].dtype == first[i].dtype &&
-           same_shape(other->kind, other->tensors[i].shape, first[i].shape))
-      ++i;
-    index = std::min(index, i);
-  }
-  return index;
-}
-
 struct Check {
   std::string_view what;
   std::function<bool(const Signature&, const Signature&)> same;
   std::function<std::string(const Signature&)>
-      describe;  ///< empty: what is said of the first tensor that differs
+      describe;              ///< empty: what is said of the first tensor that differs
+  SameAt same_at = nullptr;  ///< of such a check: whether one tensor's is the same
 };
 
 const std::vector<Check>& checks() {
   static const std::vector<Check> kChecks{
-      {"the data type", same_dtypes, {}},
+      {"the data type", same_dtypes, {}, same_dtype_at},
       {"the operation", [](const Signature& a, const Signature& b) { return a.kind == b.kind; },
        [](const Signature& s) { return std::string(name_of(s.kind)); }},
-      {"the shape", same_shapes, {}},
+      {"the shape", same_shapes, {}, same_shape_at},
       {"the scale factors",
        [](const Signature& a, const Signature& b) {
          return same_factors(a.prescale_factor, b.prescale_factor) &&
@@ -220,7 +220,10 @@ Status verdict(std::string_view name, std::span<const int> ranks,
   for (const auto& check : checks()) {
     const auto same = [&](const auto& other) { return check.same(*signatures[0], *other); };
     if (std::all_of(signatures.begin(), signatures.end(), same)) continue;
-    const std::size_t index = first_difference(signatures);
+    std::size_t index = signatures[0]->tensors.size();
+    for (const auto& other : signatures)
+      if (check.same_at != nullptr && !same(other))
+        index = std::min(index, first_difference(*signatures[0], *other, check.same_at));
     const auto tensor = [index](const Signature& signature) {
       return tensor_text(signature, index);
     };

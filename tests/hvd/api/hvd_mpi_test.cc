@@ -315,15 +315,29 @@ TEST_CASE("allreduce: scales that are no numbers are those of all; results lie n
       CHECK(std::isnan(c.back()));
     }
     const AllreduceOptions sum{.name = "group", .op = ReduceOp::Sum};
-    CHECK_THROWS_AS(grouped_allreduce({whole(a), whole(b)}, {whole(b), whole(c)}, sum),
-                    InvalidArgument);
-    CHECK_THROWS_AS(grouped_allreduce({whole(a), whole(b)}, {whole(c), whole(c)}, sum),
-                    InvalidArgument);
+    AllreduceOptions compressed = sum;
+    compressed.compression = Compression::fp16();
+    for (const auto& options : {sum, compressed}) {
+      CHECK_THROWS_AS(grouped_allreduce({whole(a), whole(b)}, {whole(b), whole(c)}, options),
+                      InvalidArgument);
+      CHECK_THROWS_AS(grouped_allreduce({whole(a), whole(b)}, {whole(c), whole(c)}, options),
+                      InvalidArgument);
+    }
     grouped_allreduce({whole(a), whole(a)}, {whole(b), whole(c)}, sum);
     CHECK(b == c);
     grouped_allreduce({whole(a), whole(b)}, {whole(a), whole(b)}, sum);
     CHECK(a.front() == static_cast<float>(size()));
     CHECK(b.front() == static_cast<float>(size() * size()));
+    std::vector<float> shifted(1001), expected(1000);
+    for (std::size_t i = 0; i < 1000; ++i) {
+      shifted[i] = static_cast<float>(i) + static_cast<float>(rank());
+      expected[i] = static_cast<float>(size()) * static_cast<float>(i) +
+                    static_cast<float>(size() * (size() - 1) / 2);
+    }
+    allreduce({shifted.data(), DataType::Float32, {1000}, {}},
+              {shifted.data() + 1, DataType::Float32, {1000}, {}},
+              {.name = "shifted", .op = ReduceOp::Sum});
+    CHECK(std::equal(expected.begin(), expected.end(), shifted.begin() + 1));
   });
 }
 

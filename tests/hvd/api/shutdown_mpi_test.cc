@@ -136,4 +136,26 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a function that follows an operation may call shutdown() while another thread does") {
+  init(Config());
+  if (!mpi_threads_supported()) return shutdown();
+  std::vector<float> values(kElements, static_cast<float>(rank() + 1));
+  const float sum = static_cast<float>(size() * (size() + 1) / 2);
+  const Buffer buffer{values.data(), DataType::Float32, {kElements}, {}};
+  std::atomic<bool> begun{false}, called{false};
+  allreduce_async(buffer, buffer, {.name = "ended twice", .op = ReduceOp::Sum}).then([&] {
+    while (!begun) std::this_thread::sleep_for(1ms);
+    std::this_thread::sleep_for(200ms);  // the other thread is in its shutdown() by then
+    shutdown();
+    called = true;
+  });
+  const auto before = std::chrono::steady_clock::now();
+  begun = true;
+  shutdown();
+  CHECK(std::chrono::steady_clock::now() - before < 5s);  // 10 s where they wait for each other
+  CHECK(values.front() == sum);
+  CHECK(!is_initialized());
+  while (!called) std::this_thread::sleep_for(1ms);
+}
+
 }  // namespace hvd::test

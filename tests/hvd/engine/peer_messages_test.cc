@@ -404,6 +404,116 @@ TEST_CASE("a rank that has called shutdown() still takes part in what it has sta
       false, 2);
 }
 
+TEST_CASE("what matches comes whole, also if it is pending as all ranks call shutdown()") {
+  on_layouts(
+      [](const Post& post) {
+        constexpr std::size_t kCount = 3'000'000;  // more than is copied at a time
+        Values in(kCount), out = values_of(post.rank, 5, 0, kCount);
+        const auto send = [&] { return post.start_send(out, post.next(), 5); };
+        auto sent = post.rank % 2 == 0 ? send() : nullptr;
+        const auto received = post.start_recv(in, post.before(), 5);
+        if (!sent) sent = send();
+        CHECK(post.engine.shutdown());
+        post.wait(sent);
+        std::fill(out.begin(), out.end(), -1);
+        post.wait(received);
+        CHECK(in == values_of(post.before(), 5, 0, kCount));
+      },
+      false);
+}
+
+TEST_CASE("many that match come, also if they are pending as all ranks call shutdown()") {
+  on_layouts(
+      [](const Post& post) {
+        constexpr int kMessages = 500;
+        constexpr std::size_t kCount = 512;
+        std::vector<Values> in(kMessages, Values(kCount)), out;
+        std::vector<std::shared_ptr<HandleState>> pending;
+        for (int number = 0; number < kMessages; ++number)
+          out.push_back(values_of(post.rank, 7, number, kCount));
+        for (auto& values : in) pending.push_back(post.start_recv(values, post.before(), 7));
+        for (auto& values : out) pending.push_back(post.start_send(values, post.next(), 7));
+        CHECK(post.engine.shutdown());
+        for (const auto& one : pending) post.wait(one);
+        for (int number = 0; number < kMessages; ++number)
+          REQUIRE(in[static_cast<std::size_t>(number)] ==
+                  values_of(post.before(), 7, number, kCount));
+      },
+      false);
+}
+
+TEST_CASE("what nobody answers ends when all ranks call shutdown(), beside what matches") {
+  on_layouts(
+      [](const Post& post) {
+        constexpr std::size_t kCount = 100'000;
+        Values in(kCount), out = values_of(post.rank, 1, 0, kCount), never(2), too(2);
+        const auto lost = post.start_send(out, post.next(), 2);
+        const auto alone = post.start_recv(never, post.before(), 3);
+        const auto any = post.start_recv(too, kAnyPeer, 4);
+        const auto received = post.start_recv(in, post.before(), 1);
+        const auto sent = post.start_send(out, post.next(), 1);
+        CHECK(post.engine.shutdown());
+        for (const auto& one : {lost, alone, any})
+          CHECK(has(text_of_failure<Shutdown>([&] { post.wait(one); }), "shutdown()"));
+        post.wait(sent);
+        post.wait(received);
+        CHECK(in == values_of(post.before(), 1, 0, kCount));
+      },
+      false);
+}
+
+TEST_CASE("a recv from the own rank ends when that leaves, and while others go on") {
+  std::atomic<bool> has_left{false};
+  on_layouts(
+      [&](const Post& post) {
+        if (post.rank == 0) {
+          Values never(2), mine(4), out{1, 2, 3, 4}, other(1);
+          const auto pending = post.start_recv(never, 0, 3);
+          const auto received = post.start_recv(mine, 0, 4);
+          const auto sent = post.start_send(out, 0, 4);
+          const auto any = post.size == 1 ? post.start_recv(other, kAnyPeer, 5) : pending;
+          CHECK(post.engine.leave(50ms) == (post.size == 1));
+          for (const auto& one : {pending, any})
+            CHECK(has(text_of_failure<Shutdown>([&] { post.wait(one); }), "shutdown()"));
+          post.wait(sent);
+          post.wait(received);
+          CHECK(mine == out);
+          has_left = true;
+        } else {
+          while (!has_left) std::this_thread::sleep_for(1ms);
+        }
+        CHECK(post.engine.shutdown());
+        if (post.rank == 0) has_left = false;
+      },
+      false);
+}
+
+TEST_CASE("a rank that dies ends what others have pending in their shutdown()") {
+  for (const Layout& layout : {Layout{2, 1, DirectCopies::On}, Layout{3, 1, DirectCopies::Off},
+                               Layout{5, 2, DirectCopies::On}}) {
+    CAPTURE(text_of(layout));
+    WorldOptions options{.size = layout.size, .domains = layout.domains};
+    options.config.direct_copies = layout.copies;
+    options.config.log_level = LogLevel::Off;
+    ThreadWorld world(options);
+    world.run(
+        [&](int rank, Engine& engine) {
+          const Post post{engine, rank, layout.size};
+          Values in(100'000), out(100'000);
+          if (rank == 1) {
+            std::this_thread::sleep_for(50ms);
+            return EngineProbe::die(engine);
+          }
+          const auto received = post.start_recv(in, 1);
+          const auto sent = post.start_send(out, 1);
+          CHECK_FALSE(engine.shutdown());
+          CHECK(has(text_of_failure<RankFailed>([&] { post.wait(received); }), "rank 1"));
+          CHECK_THROWS_AS(post.wait(sent), RankFailed);
+        },
+        false);
+  }
+}
+
 TEST_CASE("functions that follow a recv and a send are called once, however these end") {
   on_layouts(
       [](const Post& post) {
@@ -512,6 +622,37 @@ TEST_CASE("a recv that waits too long is a StallTimeout") {
         },
         false);
   }
+}
+
+TEST_CASE("a recv whose message is offered, and does not come, is a StallTimeout") {
+  WorldOptions options{.size = 2};
+  options.config.direct_copies = DirectCopies::Off;
+  options.config.stall_shutdown_time = 1s;
+  options.config.log_level = LogLevel::Off;
+  ThreadWorld world(options);
+  std::atomic<bool> frozen{false}, over{false};
+  world.run(
+      [&](int rank, Engine& engine) {
+        constexpr std::size_t kCount = 100'000;
+        const Post post{engine, rank, 2};
+        Values values = values_of(rank, 6, 0, kCount);
+        if (rank == 0) {
+          const auto sent = post.start_send(values, 1, 6);
+          EngineProbe::hold_mutex(engine, [&] {  // none of its threads can do anything
+            frozen = true;
+            while (!over) std::this_thread::sleep_for(1ms);
+          });
+          CHECK_THROWS_AS(post.wait(sent), StallTimeout);
+        } else {
+          while (!frozen) std::this_thread::sleep_for(1ms);
+          CHECK(has(
+              text_of_failure<StallTimeout>([&] { static_cast<void>(post.recv(kCount, 0, 6)); }),
+              "recv from rank 0 with tag 6"));
+          over = true;
+        }
+        engine.shutdown();
+      },
+      false);
 }
 
 }  // namespace

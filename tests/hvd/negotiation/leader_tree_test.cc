@@ -272,6 +272,27 @@ TEST_CASE(
   CHECK(failures(3).empty());
 }
 
+TEST_CASE("the leader tree: all have left once nobody of them has messages pending") {
+  Tree tree;
+  const auto lingers = [&](int host, int change) {
+    tree.leaders[static_cast<std::size_t>(host)].relay->tell(
+        {LocalEvent::Kind::Lingering, {}, -1, nullptr, {}, {}, change});
+  };
+  LeaderTree& root = *tree.leaders[0].relay;
+  for (int host = 0; host < kHosts; ++host) lingers(host, 1);
+  for (const int rank : tree.everyone)
+    tree.leaders[static_cast<std::size_t>(rank / kRanksPerHost)].relay->tell(
+        {LocalEvent::Kind::Left, {}, rank});
+  tree.settle();
+  for (int host = kHosts - 1; host >= 0; --host) {
+    CHECK_FALSE(root.all_left());
+    lingers(host, -1);
+    tree.settle();
+  }
+  CHECK(root.all_left());
+  for (const int change : {-1, 0, 2}) CHECK_THROWS_AS(lingers(0, change), WireError);
+}
+
 TEST_CASE("the leader tree: 2 to 9 domains agree, whoever is ready first") {
   for (int domains = 2; domains <= 9; ++domains) {
     CAPTURE(domains);

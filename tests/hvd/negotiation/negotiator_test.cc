@@ -58,6 +58,22 @@ TEST_CASE("two tables that read the same records are equal, and ids are used aga
   CHECK_FALSE(reader.has_free_slots(1));
 }
 
+TEST_CASE("all have left once nobody of them has messages pending") {
+  Negotiator table(Topology::single_domain(0, 2), {{0, {0, 1}, 0}}, 1 << 20, 8);
+  const auto say = [&](const Bytes& record) {
+    Outcomes outcomes;
+    table.apply(record, 0, outcomes);
+    return outcomes.lingering;
+  };
+  CHECK(say(Negotiator::lingering(1)) == 1);
+  for (const int rank : {0, 1}) CHECK(say(Negotiator::leaving(rank)) == 0);
+  CHECK_FALSE(table.all_left());
+  CHECK(say(Negotiator::lingering(-1)) == -1);
+  CHECK(table.all_left());
+  for (const int change : {-1, 0, 2})
+    CHECK_THROWS_AS(say(Negotiator::lingering(change)), WireError);
+}
+
 TEST_CASE("records that make no sense are refused") {
   Negotiator table(Topology::single_domain(0, 2), {{0, {0, 1}, 0}}, 1 << 20, 8);
   Outcomes outcomes;

@@ -60,6 +60,14 @@ TEST_CASE("the verdict names what differs first, and groups the ranks by what th
       verdict("group", ranks, std::vector{shared(many), shared(many), shared(many), shared(other)})
           .text()
           .find("[999]") != std::string::npos);
+  // Nor is a tensor that differs in something else, or one that only some of the ranks have.
+  Signature two = signature_of(DataType::Float32, {3}), mixed = two, one = two;
+  two.tensors.push_back({DataType::Float32, {5}});
+  mixed.tensors = {{DataType::Float32, {4}}, {DataType::Float64, {5}}};
+  CHECK(verdict("group", std::vector{0, 1, 2}, std::vector{shared(two), shared(mixed), shared(one)})
+            .text() ==
+        "allreduce 'group': the data type differs between ranks: rank 0: tensor 1 is float32 [5]; "
+        "rank 1: tensor 1 is float64 [5]; rank 2: 1 tensors");
 }
 
 }  // namespace hvd::test

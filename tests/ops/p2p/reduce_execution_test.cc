@@ -6,6 +6,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <random>
 
 #include "ops/host_ops.h"
@@ -87,6 +88,55 @@ TEST_CASE("allreduce: a mean of large float16 values is finite, on whatever host
     run(world.engine(), reduction_of("large", values.data(), values.data(), kCount,
                                      {DataType::Float16, ReduceOp::Average}));
     CHECK(values == expected);
+  });
+}
+
+TEST_CASE("allreduce: scaled sums of float16 overflow, or vanish, only where the result does") {
+  on_all_layouts([](MpiWorld& world) {
+    constexpr std::size_t kCount = 1000;
+    const auto ranks = static_cast<float>(mpi_size());
+    for (const auto& [value, before] : {std::pair{100.F, 1024.0}, std::pair{1e-3F, 1.0 / 1024}})
+      for (int round = 0; round < 3; ++round) {  // the later ones may be the leaders' alone
+        std::vector<float> wide(kCount, value * static_cast<float>(mpi_rank() + 1));
+        Bytes values(kCount * 2);
+        kernels::convert_scalar(values.data(), DataType::Float16, wide.data(), DataType::Float32,
+                                kCount);
+        run(world.engine(),
+            reduction_of("scaled by " + std::to_string(before), values.data(), values.data(),
+                         kCount, {DataType::Float16, ReduceOp::Sum, before, 1 / before}));
+        kernels::convert_scalar(wide.data(), DataType::Float32, values.data(), DataType::Float16,
+                                kCount);
+        const float expected = value * ranks * (ranks + 1) / 2;
+        for (const float got : {wide.front(), wide.back()})
+          CHECK(std::abs(got / expected - 1) < 0x1p-9F);
+      }
+  });
+}
+
+TEST_CASE("allreduce: a result that overlaps a part of its input is what it is elsewhere") {
+  on_all_layouts([](MpiWorld& world) {
+    unsigned salt = 200;
+    for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Adasum})
+      for (const std::size_t count : {std::size_t{1000}, std::size_t{400000}})
+        for (const std::size_t from : {std::size_t{0}, std::size_t{4}}) {
+          const Reducing how{DataType::Float32, op};
+          const Bytes mine = pattern(mpi_rank(), count, how.dtype, ++salt);
+          Bytes expected(mine.size());
+          run(world.engine(), reduction_of("apart", mine.data(), expected.data(), count, how));
+          // From the second round on a repeated operation may do it, in the last two not on all
+          // ranks.
+          for (int round = 0; round < 4; ++round) {
+            Bytes memory(mine.size() + 4), elsewhere(mine.size());
+            std::byte* const input = memory.data() + from;
+            const bool overlaps = round < 2 || mpi_rank() % 2 == round % 2;
+            std::byte* const output = overlaps ? memory.data() + (4 - from) : elsewhere.data();
+            std::memcpy(input, mine.data(), mine.size());
+            run(world.engine(),
+                reduction_of("overlaps " + std::to_string(salt), input, output, count, how));
+            const bool right = std::memcmp(output, expected.data(), expected.size()) == 0;
+            CHECK(right);
+          }
+        }
   });
 }
 

@@ -230,9 +230,11 @@ Expected reduced_by_domains(const Reduction& what, const std::vector<Block>& inp
     });
     return expected;
   }
-  double shrinks = 1;  // so that what a domain has summed overflows only where a mean would
-  if (what.dtype == DataType::Float16 && (averages || what.op == ReduceOp::Sum))
-    while (shrinks < static_cast<double>(most_ranks)) shrinks *= 2;
+  // What a domain has summed in halves overflows nowhere: it travels divided, and is scaled then.
+  const bool is_scaled_late =
+      what.dtype == DataType::Float16 && (averages || what.op == ReduceOp::Sum);
+  double shrinks = 1;
+  while (is_scaled_late && shrinks < static_cast<double>(most_ranks)) shrinks *= 2;
   std::vector<Block> contributions;
   std::vector<bool> counted(inputs.size());
   for (const auto& places : domains) {
@@ -241,15 +243,16 @@ Expected reduced_by_domains(const Reduction& what, const std::vector<Block>& inp
       own.push_back(inputs[place]);
       counted[place] = true;
     }
-    contributions.push_back(
-        reduced({what.dtype, averages ? ReduceOp::Sum : what.op, what.prescale, 1 / shrinks}, own,
-                false)
-            .bytes);
+    contributions.push_back(reduced({what.dtype, averages ? ReduceOp::Sum : what.op,
+                                     is_scaled_late ? 1 : what.prescale, 1 / shrinks},
+                                    own, false)
+                                .bytes);
   }
   for (std::size_t place = 0; place < inputs.size(); ++place)
     if (!counted[place]) contributions.push_back(inputs[place]);
-  return reduced({what.dtype, what.op, shrinks, what.postscale, inputs.size()}, contributions,
-                 false);
+  return reduced({what.dtype, what.op, is_scaled_late ? shrinks * what.prescale : 1, what.postscale,
+                  inputs.size()},
+                 contributions, false);
 }
 
 namespace {
