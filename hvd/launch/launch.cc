@@ -29,13 +29,14 @@ struct Names {
 constexpr Names kOpenMpi{"Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"};
 constexpr Names kSlurm{"Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"};
 constexpr Names kTorch{"torchrun, or the like,", "RANK", "WORLD_SIZE"};
-// Launchers that may belong to another MPI. Where one says how many ranks there are it comes before
-// those that do not.
-constexpr std::array<Names, 6> kOthers{
+// Launchers that may belong to another MPI, or to none. Where one says how many ranks there are it
+// comes before those that do not.
+constexpr std::array<Names, 7> kOthers{
     {{"mpiexec of MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE"},
      {"MVAPICH's launcher", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"},
      {"flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"},
      {"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"},
+     {"horovodrun, or the like,", "HOROVOD_RANK", "HOROVOD_SIZE"},
      {"mpiexec of PALS", "PALS_RANKID", ""},
      {"a launcher that speaks PMIx", "PMIX_RANK", ""}}};
 

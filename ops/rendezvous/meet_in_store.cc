@@ -125,7 +125,8 @@ class StoreFinder {
       for (const auto& address : addresses) {
         place_ = {{address.with_port(port)}, key()};
         int code = 0;
-        if (auto listener = listen_at(place_.addresses.front(), code)) return std::move(*listener);
+        const auto heard = address_to_listen_at(address_.host, place_.addresses.front());
+        if (auto listener = listen_at(heard, code)) return std::move(*listener);
         if (code != EADDRNOTAVAIL || error == 0) error = code;
         if (code == EADDRINUSE) require_no_other(place_);
       }

@@ -66,6 +66,21 @@ std::vector<SocketAddress> resolve(const std::string& host, std::string& problem
   return found;
 }
 
+SocketAddress address_to_listen_at(const std::string& host, const SocketAddress& address) {
+  const bool is_number =
+      host.find(':') != std::string::npos || host.find_first_not_of("0123456789.") == host.npos;
+  if (is_number || host.find("localhost") != std::string::npos) return address;
+  SocketAddress all = address;
+  if (address.storage.ss_family == AF_INET6) {
+    auto& inside = reinterpret_cast<sockaddr_in6*>(&all.storage)->sin6_addr;
+    if (IN6_IS_ADDR_LOOPBACK(&inside)) inside = in6addr_any;
+  } else {
+    auto& inside = reinterpret_cast<sockaddr_in*>(&all.storage)->sin_addr;
+    if (ntohl(inside.s_addr) >> 24 == IN_LOOPBACKNET) inside.s_addr = htonl(INADDR_ANY);
+  }
+  return all;
+}
+
 std::optional<FileDescriptor> listen_at(const SocketAddress& address, int& error) {
   FileDescriptor listener(
       ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));

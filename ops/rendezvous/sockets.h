@@ -33,6 +33,11 @@ struct SocketAddress {
 std::vector<SocketAddress> resolve(const std::string& host, std::string& problem,
                                    bool* may_pass = nullptr);
 
+/// Returns where the host that is to be met as `host`, which is `address` here, listens. Debian's
+/// /etc/hosts makes a host's own name loopback, where other hosts, to which the name is another
+/// address, reach nobody: so those of its family are meant, all of them. Who says localhost, or an
+/// address, means that.
+SocketAddress address_to_listen_at(const std::string& host, const SocketAddress& address);
 /// Returns a socket that listens at `address`; none if that is taken (`error` EADDRINUSE) or cannot
 /// be (another error).
 std::optional<FileDescriptor> listen_at(const SocketAddress& address, int& error);

@@ -26,17 +26,49 @@ using Plain = hvd::kernels::scalar::Plain<T>;
 
 /// Relative rounding of one operation in the format.
 template <class Format>
-double rounding() {
+constexpr double rounding() {
   if constexpr (std::is_same_v<Format, Half>) return 0x1p-10;
   if constexpr (std::is_same_v<Format, BFloat>) return 0x1p-7;
   return std::numeric_limits<typename Format::Value>::epsilon();  // 0 for integers
 }
 
+/// Returns the largest integer up to which the type holds all, so that sums up to it are exact.
+template <class Format>
+double largest_exact() {
+  if constexpr (rounding<Format>() > 0) return 2 / rounding<Format>();
+  return static_cast<double>(std::numeric_limits<typename Format::Value>::max());
+}
+
+template <class Work>
+auto with_type(hvd::DataType dtype, const Work& work) {
+  switch (dtype) {
+    case hvd::DataType::UInt8:
+    case hvd::DataType::Bool: return work(Plain<std::uint8_t>{});
+    case hvd::DataType::Int8: return work(Plain<std::int8_t>{});
+    case hvd::DataType::Int16: return work(Plain<std::int16_t>{});
+    case hvd::DataType::Int32: return work(Plain<std::int32_t>{});
+    case hvd::DataType::Int64: return work(Plain<std::int64_t>{});
+    case hvd::DataType::Float16: return work(Half{});
+    case hvd::DataType::BFloat16: return work(BFloat{});
+    case hvd::DataType::Float64:
+    case hvd::DataType::Complex128: return work(Plain<double>{});
+    default: return work(Plain<float>{});
+  }
+}
+
+double largest_exact(hvd::DataType dtype) {
+  return with_type(dtype, [](auto format) { return largest_exact<decltype(format)>(); });
+}
+
+/// Returns a number from 0 to at most 10; to less where the sum of so many ranks' would not be
+/// exact.
 int input(const Question& question, int rank, std::size_t tensor, std::size_t place) {
   const std::size_t mixed = place % kPeriod + tensor * 7 + static_cast<std::size_t>(rank) * 5;
   if (question.dtype == hvd::DataType::Bool) return mixed % 3 == 0 ? 0 : 1;
   if (question.op == hvd::ReduceOp::Product) return mixed % 11 == 0 ? 2 : 1;
-  return static_cast<int>(mixed * 3 % 11);
+  const double most = std::min(largest_exact(question.dtype), largest_exact(question.wire));
+  const double numbers = std::clamp(std::floor(most / question.ranks) + 1, 2.0, 11.0);
+  return static_cast<int>(mixed * 3 % 11 % static_cast<std::size_t>(numbers));
 }
 
 double bitwise(hvd::ReduceOp op, double a, double b) {
@@ -62,23 +94,6 @@ double reduced(const Question& question, std::size_t tensor, std::size_t place) 
   if (question.op != hvd::ReduceOp::Average) return result;
   result /= question.ranks;
   return hvd::is_integer(question.dtype) ? std::trunc(result) : result;
-}
-
-template <class Work>
-auto with_type(hvd::DataType dtype, const Work& work) {
-  switch (dtype) {
-    case hvd::DataType::UInt8:
-    case hvd::DataType::Bool: return work(Plain<std::uint8_t>{});
-    case hvd::DataType::Int8: return work(Plain<std::int8_t>{});
-    case hvd::DataType::Int16: return work(Plain<std::int16_t>{});
-    case hvd::DataType::Int32: return work(Plain<std::int32_t>{});
-    case hvd::DataType::Int64: return work(Plain<std::int64_t>{});
-    case hvd::DataType::Float16: return work(Half{});
-    case hvd::DataType::BFloat16: return work(BFloat{});
-    case hvd::DataType::Float64:
-    case hvd::DataType::Complex128: return work(Plain<double>{});
-    default: return work(Plain<float>{});
-  }
 }
 
 std::size_t count_wrong(const Question& question, std::span<const std::byte> got, double relative,

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <list>
 #include <optional>
 #include <stdexcept>
@@ -38,7 +39,8 @@ class MeetingPlace {
  public:
   MeetingPlace() {
     const char* const folder = std::getenv("TMPDIR");
-    path_ = fmt::format("{}/hvdrun-XXXXXX", folder != nullptr && *folder != '\0' ? folder : "/tmp");
+    const std::filesystem::path parent = folder != nullptr && *folder != '\0' ? folder : "/tmp";
+    path_ = std::filesystem::absolute(parent / "hvdrun-XXXXXX").string();  // ranks may go elsewhere
     if (::mkdtemp(path_.data()) == nullptr)
       throw std::runtime_error(fmt::format("{}: {}", path_, std::strerror(errno)));
   }
@@ -93,7 +95,7 @@ class Signals {
 
 class Job {
  public:
-  Job(const Plan& plan, const Options& options) : time_to_end_(options.time_to_end) {
+  Job(const Plan& plan, const Options& options) : time_to_end_(options.time_to_end.value_or(5)) {
     const std::array<Outlet*, 2> outlets{&output_,
                                          error_.is_same_file(output_) ? &output_ : &error_};
     for (int rank = 0; rank < plan.ranks; ++rank)

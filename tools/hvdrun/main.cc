@@ -5,11 +5,13 @@
 #include <hvd/hvd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,26 +37,18 @@ void print_build() {
   fmt::print("\nRanks of one host start without MPI; ranks of several hosts by mpirun.\n");
 }
 
-/// Returns the words as a shell takes them.
-std::string quoted(const std::vector<std::string>& words) {
-  std::string all;
-  for (const auto& word : words) {
-    if (!all.empty()) all += ' ';
-    const bool is_plain =
-        !word.empty() &&
-        word.find_first_not_of(
-            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=,+@%") ==
-            std::string::npos;
-    if (is_plain) {
-      all += word;
-      continue;
-    }
-    all += '\'';
-    for (const char letter : word)
-      all += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
-    all += '\'';
-  }
-  return all;
+/// Returns a word as a shell takes it.
+std::string quoted(const std::string& word) {
+  const bool is_plain =
+      !word.empty() &&
+      word.find_first_not_of(
+          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=,+@%") ==
+          std::string::npos;
+  if (is_plain) return word;
+  std::string all = "'";
+  for (const char letter : word)
+    all += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+  return all + '\'';
 }
 
 void print_plan(const Plan& plan) {
@@ -62,10 +56,10 @@ void print_plan(const Plan& plan) {
     std::vector<std::string> words;
     for (const auto* const variables : {&plan.variables, &numbers})
       for (const auto& [name, value] : *variables)
-        words.push_back(fmt::format("{}={}", name, value));
+        words.push_back(name + '=' + quoted(value));  // a shell takes '...=' for a program
     for (const auto* const part : {&plan.launcher, &plan.command})
-      words.insert(words.end(), part->begin(), part->end());
-    fmt::print("{}\n", quoted(words));
+      std::transform(part->begin(), part->end(), std::back_inserter(words), quoted);
+    fmt::print("{}\n", fmt::join(words, " "));
   };
   if (!plan.launcher.empty()) return print({});
   for (int rank = 0; rank < plan.ranks; ++rank) print(variables_of_rank(rank, plan.ranks));

@@ -119,8 +119,10 @@ void add_options(CLI::App& app, Options& options, std::vector<std::string>& expo
   app.add_flag_function(
       "--no-prefix", [&options](std::int64_t) { options.prefixes = false; },
       "Ranks write where hvdrun does, without [RANK]<stdout>: before each line");
-  app.add_option("--time-to-end", options.time_to_end,
-                 "Seconds that ranks have to end after SIGTERM, before they are killed; default: 5")
+  app.add_option(
+         "--time-to-end", options.time_to_end,
+         "Seconds that ranks have to end after SIGTERM, before they are killed; default: 5, "
+         "by mpirun 1")
       ->check(CLI::Range(0, 1 << 20));
   app.add_flag("--mpi", options.by_mpirun, "By mpirun on one host too");
   app.add_option("--mpi-args", options.mpi_arguments,
@@ -160,17 +162,20 @@ Options parse_command_line(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     throw WrongOptions(error.what());
   }
-  options.command.assign(argv + argc - static_cast<std::ptrdiff_t>(app.remaining().size()),
-                         argv + argc);
+  // An unknown option comes first there, with more options between it and the program.
+  const auto rest = app.remaining();
+  if (!rest.empty() && rest.front().starts_with('-') && rest.front() != "--")
+    throw WrongOptions(fmt::format("{}: no such option; hvdrun --help lists them", rest.front()));
+  options.command.assign(argv + argc - static_cast<std::ptrdiff_t>(rest.size()), argv + argc);
   if (!options.command.empty() && options.command.front() == "--")
     options.command.erase(options.command.begin());
-  if (!options.command.empty() && options.command.front().starts_with("-"))
-    throw WrongOptions(
-        fmt::format("{}: no such option; hvdrun --help lists them", options.command.front()));
   if (!options.mpi_arguments.empty()) options.by_mpirun = true;
   knobs.give(options);
-  if (!options.interfaces.empty())
+  if (!options.interfaces.empty()) {
     options.variables.emplace_back("UCX_NET_DEVICES", options.interfaces);
+    // without the = NCCL would take eth1 for the beginning of a name
+    options.variables.emplace_back("NCCL_SOCKET_IFNAME", "=" + options.interfaces);
+  }
   take_exports(options, exports);
   if (options.command.empty() && !options.check_build)
     throw WrongOptions("no program is named; hvdrun -np RANKS PROGRAM [arguments]");

@@ -1,6 +1,7 @@
 #pragma once
 /// The command line of hvdrun.
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -29,7 +30,7 @@ struct Options {
   bool dry_run = false;
   bool check_build = false;
   bool verbose = false;
-  int time_to_end = 5;  ///< seconds between SIGTERM and SIGKILL
+  std::optional<int> time_to_end;  ///< seconds between SIGTERM and SIGKILL; default: 5
   std::vector<std::string> command;
   std::string help;  ///< to be printed instead of anything else
 };

@@ -1,7 +1,9 @@
 #include "tools/hvdrun/job.h"
 
 #include <fmt/format.h>
+#include <strings.h>
 #include <unistd.h>
+#include <wordexp.h>
 
 #include <algorithm>
 #include <array>
@@ -77,18 +79,35 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-/// Returns whether a program can be run: it is in a folder of PATH, or at that place.
-bool is_found(const std::string& program) {
+/// Returns a variable as the ranks see it: as the options set it, else as this process has it.
+std::string variable_of_ranks(const Options& options, const std::string& name) {
+  const auto last = std::find_if(options.variables.rbegin(), options.variables.rend(),
+                                 [&](const auto& one) { return one.first == name; });
+  return last != options.variables.rend() ? last->second : variable(name.c_str());
+}
+
+/// Returns whether a program can be run: it is in a folder of the ranks' PATH, in which an empty
+/// word is the working directory, or at that place.
+bool is_found(const std::string& program, const Options& options) {
   if (program.find('/') != std::string::npos) return ::access(program.c_str(), X_OK) == 0;
-  std::istringstream folders(variable("PATH"));
+  std::istringstream folders(variable_of_ranks(options, "PATH") + ':');
   for (std::string folder; std::getline(folders, folder, ':');)
-    if (::access((folder + '/' + program).c_str(), X_OK) == 0) return true;
+    if (::access(((folder.empty() ? "." : folder) + '/' + program).c_str(), X_OK) == 0) return true;
   return false;
 }
 
-/// Throws WrongOptions where it is not found.
-void require_program(const std::string& program) {
-  if (is_found(program)) return;
+/// Returns whether the ranks will not share memory, which Config::from_environment() reads in this
+/// way.
+bool is_shared_memory_off(const Options& options) {
+  std::string said = variable_of_ranks(options, "HVD_SHARED_MEMORY");
+  if (said.empty()) said = variable_of_ranks(options, "HOROVOD_SHARED_MEMORY");
+  return ::strcasecmp(said.c_str(), "off") == 0;
+}
+
+/// Throws WrongOptions where the program is not found.
+void require_program(const Options& options) {
+  const std::string& program = options.command.front();
+  if (is_found(program, options)) return;
   const bool is_path = program.find('/') != std::string::npos;
   throw WrongOptions(fmt::format("{}: {}", program,
                                  !is_path ? "no such program in PATH; one in this folder is ./NAME"
@@ -110,15 +129,21 @@ std::set<std::string> names_to_export(const Options& options) {
   return names;
 }
 
+/// Returns the words of --mpi-args as a shell has them, with its quotes.
 std::vector<std::string> words_of(const std::string& text) {
-  std::istringstream in(text);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
+  wordexp_t found{};
+  if (::wordexp(text.c_str(), &found, WRDE_NOCMD) != 0)
+    throw WrongOptions(
+        fmt::format("--mpi-args: a shell does not read '{}' as words; what is not to mean anything "
+                    "to it must be in quotes",
+                    text));
+  std::vector<std::string> words(found.we_wordv, found.we_wordv + found.we_wordc);
+  ::wordfree(&found);
   return words;
 }
 
 std::vector<std::string> mpirun(const Options& options, int ranks, bool is_one_host) {
-  if (!is_found("mpirun"))
+  if (!is_found("mpirun", options))
     throw WrongOptions(fmt::format(
         "mpirun, which starts {}, is not found in PATH{}",
         is_one_host ? "the ranks here" : "ranks of other hosts",
@@ -141,6 +166,9 @@ std::vector<std::string> mpirun(const Options& options, int ranks, bool is_one_h
     words.insert(words.end(), {"--mca", "plm_rsh_agent", agent});
   }
   if (::geteuid() == 0) words.emplace_back("--allow-run-as-root");
+  if (options.time_to_end)
+    words.insert(words.end(),
+                 {"--mca", "odls_base_sigkill_timeout", std::to_string(*options.time_to_end)});
   if (options.prefixes) words.emplace_back("--tag-output");
   if (!options.output_folder.empty())
     words.insert(words.end(), {"--output-filename", options.output_folder});
@@ -173,6 +201,8 @@ std::vector<std::string> numbers_of_others() {
           "FLUX_JOB_SIZE",
           "JSM_NAMESPACE_RANK",
           "JSM_NAMESPACE_SIZE",
+          "HOROVOD_RANK",
+          "HOROVOD_SIZE",
           "PALS_RANKID"};
 }
 
@@ -196,11 +226,11 @@ Plan make_plan(const Options& options) {
     throw WrongOptions(fmt::format(
         "-np {}: there {} only {} slot{}; a host has as many as stand behind its name, or one",
         plan.ranks, slots == 1 ? "is" : "are", slots, slots == 1 ? "" : "s"));
-  if (is_one_host) require_program(options.command.front());
+  if (is_one_host) require_program(options);
   plan.command = options.command;
   plan.variables = options.variables;
   plan.unset = {"HVD_INIT", "HVD_INIT_TOKEN"};
-  if (options.by_mpirun || !is_one_host || variable("HVD_SHARED_MEMORY") == "off") {
+  if (options.by_mpirun || !is_one_host || is_shared_memory_off(options)) {
     plan.launcher = mpirun(options, plan.ranks, is_one_host);
   } else {
     const auto numbers = numbers_of_others();

@@ -63,6 +63,9 @@ Variables slurm(int rank, int size) {
 Variables hydra(int rank, int size) {
   return {{"PMI_RANK", std::to_string(rank)}, {"PMI_SIZE", std::to_string(size)}};
 }
+Variables horovodrun(int rank, int size) {
+  return {{"HOROVOD_RANK", std::to_string(rank)}, {"HOROVOD_SIZE", std::to_string(size)}};
+}
 
 }  // namespace
 
@@ -84,6 +87,7 @@ TEST_CASE("launch: nobody has started ranks") {
   CHECK_FALSE(read(torchrun(0, 1)).hints.rank);  // spawn() may start ranks here
   CHECK(read(hydra(0, 1)).way == Way::Alone);
   CHECK(read(hydra(0, 1) + Variables{{"PMIX_RANK", "0"}}).way == Way::Alone);
+  CHECK(read(horovodrun(0, 1)).way == Way::Alone);
   CHECK(read({{"PMI_RANK", "x"}}).way == Way::Alone);
 }
 
@@ -100,6 +104,7 @@ TEST_CASE("launch: MPI's launchers") {
   CHECK(read(open_mpi(0, 1)).may_be_alone);
   CHECK(read(open_mpi(1, 2) + slurm(0, 1)).hints.size == 2);
   CHECK(read(open_mpi(0, 1) + hydra(0, 4)).hints.size == 1);
+  CHECK(read(open_mpi(2, 4) + horovodrun(1, 2)).hints.size == 4);
 }
 
 TEST_CASE("launch: steps of Slurm's, which MPI can start in or not") {
@@ -134,6 +139,8 @@ TEST_CASE("launch: launchers of another MPI, which may or may not start this one
       {{"MV2_COMM_WORLD_RANK", "1"}, {"MV2_COMM_WORLD_SIZE", "4"}},
       {{"FLUX_TASK_RANK", "1"}, {"FLUX_JOB_SIZE", "4"}},
       {{"JSM_NAMESPACE_RANK", "1"}, {"JSM_NAMESPACE_SIZE", "4"}},
+      horovodrun(1, 4),
+      slurm(0, 1) + horovodrun(1, 4),
       {{"PMIX_RANK", "1"}},
       {{"PMIX_RANK", "1"}, {"PMIX_SERVER_URI2", "there"}},
       {{"PALS_RANKID", "1"}},
@@ -262,7 +269,8 @@ TEST_CASE("launch: HVD_INIT") {
   CHECK(read(with("tcp://h:1", slurm(0, 2) + torch(3, 4))).hints.rank == 3);
   CHECK(read(with("tcp://h:1", torch(0, 1))).way == Way::Alone);
   // A container's RANK=0 WORLD_SIZE=1 does not make worlds of one of a launcher's ranks.
-  for (const auto& launcher : {open_mpi(2, 4), slurm(2, 4), hydra(2, 4), slurm(0, 1) + hydra(2, 4)})
+  for (const auto& launcher :
+       {open_mpi(2, 4), slurm(2, 4), hydra(2, 4), horovodrun(2, 4), slurm(0, 1) + hydra(2, 4)})
     for (const char* place : {"tcp://h:1", "file:///f"}) {
       const Launch launch = read(with(place, launcher + torch(0, 1)));
       CHECK(launch.way == Way::Store);

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <optional>
@@ -140,6 +141,32 @@ TEST_CASE("meeting: ranks meet over TCP, by a file, and at the first free of som
     return;
   }
   FAIL("no three ports in a row");
+}
+
+TEST_CASE("meeting: a host whose own name is loopback listens at all addresses") {
+  std::string problem;
+  const auto is_moved = [&](const std::string& host, const std::string& number) {
+    const auto address = resolve(number, problem).at(0).with_port(1);
+    const auto heard = address_to_listen_at(host, address);
+    CHECK(heard.length == address.length);
+    CHECK(heard.storage.ss_family == address.storage.ss_family);
+    return std::memcmp(&heard.storage, &address.storage, address.length) != 0;
+  };
+  for (const char* loopback : {"127.0.1.1", "127.0.0.1", "::1"}) {
+    CAPTURE(loopback);
+    CHECK(is_moved("first", loopback));
+    CHECK_FALSE(is_moved(loopback, loopback));
+    for (const char* name : {"localhost", "ip6-localhost", "localhost.localdomain"})
+      CHECK_FALSE(is_moved(name, loopback));
+  }
+  for (const char* other : {"192.0.2.7", "2001:db8::7"}) CHECK_FALSE(is_moved("first", other));
+  // Who comes to another address of this host finds who listens there.
+  int error = 0;
+  const auto own = resolve("127.0.1.1", problem).at(0);
+  const auto listener = listen_at(address_to_listen_at("first", own), error);
+  REQUIRE(listener);
+  CHECK(connect_to(own.with_port(port_of(*listener)), Clock::now() + 5s));
+  CHECK(connect_to(loopback(port_of(*listener)), Clock::now() + 5s));
 }
 
 TEST_CASE("meeting: strangers at the store's port harm nobody") {

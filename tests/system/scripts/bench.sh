@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# hvd_bench: right results for every type, operation, kind of memory and collective on 1 to 4 ranks; its models, table and JSON; its errors;
+# hvd_bench: right results for every type, operation, kind of memory and collective on 1 to 4 ranks, and on many; its models, table and JSON; its errors;
 # idle ranks cost next to nothing. It judges no speed.
 # Usage: bench.sh BUILD_FOLDER
 # timeout: 300
@@ -81,6 +81,10 @@ done
 for pair in float64:average float16:min bfloat16:product float32:max uint8:average int8:min int16:product int32:max int64:average bool:max int32:bitxor bool:bitand \
   complex64:average complex128:sum; do
   start right "${pair#*:} of ${pair%:*}" 8 -np 3 "$bench" "${quick[@]}" "${everywhere[@]}" -d "${pair%:*}" --op "${pair#*:}" -b 9 -e 300K -f 30000
+done
+# The inputs stay so small that the sums of many ranks are exact.
+for many in 25:int8 52:uint8 60:bfloat16; do
+  start right "${many%:*} ranks, ${many#*:}" 1 "$build/tools/hvdrun" --no-prefix -np "${many%:*}" "$bench" "${quick[@]}" -d "${many#*:}" -b 4K -e 4K
 done
 # 4 and 3 ranks: all in pairs, and one left over; each rank a domain of its own where there is no shared memory
 burst() { # N ranks, extra arguments

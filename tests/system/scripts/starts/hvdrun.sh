@@ -50,9 +50,25 @@ start says "one rank" 0 2 "^\[0\]<stderr>:rank 0 of 1, " "$run" -np 1 "$meets"
 start says "as many ranks as slots" 0 8 "rank [0-3] of 4, " "$run" -H "localhost:3,127.0.0.1" "$meets"
 start says "by mpirun, if wanted" 0 4 "rank [01] of 2, .*MPI is used" "$run" -np 2 --mpi "$meets"
 start says "by mpirun, where ranks may not share memory" 0 4 "rank [01] of 2, .*MPI is used" env HVD_SHARED_MEMORY=off "$run" -np 2 "$meets"
+for off in HVD_SHARED_MEMORY=OFF HOROVOD_SHARED_MEMORY=off; do
+  start says "as the library reads it: $off" 0 4 "rank [01] of 2, .*MPI is used" env "$off" "$run" -np 2 "$meets"
+  start says "also for the ranks alone: $off" 0 4 "rank [01] of 2, .*MPI is used" "$run" -np 2 -x "$off" "$meets"
+done
+start says "HVD_ comes before HOROVOD_" 0 4 "rank [01] of 2, .*MPI is not used" env HVD_SHARED_MEMORY=auto HOROVOD_SHARED_MEMORY=off "$run" -np 2 "$meets"
+start says "a rank of horovodrun's that starts ranks" 0 2 "rank 0 of 1, " env HOROVOD_RANK=1 HOROVOD_SIZE=4 "$run" -np 1 "$meets"
 start says "without prefixes" 0 4 "^rank [01] of 2, " "$run" -np 2 --no-prefix "$meets"
 start says "variables, and arguments with blanks" 0 2 "^\[[01]\]<stdout>:a b, c  d, 1048576, two words$" env GIVEN="a b" \
   "$run" -np 2 -x GIVEN -x "NEW=c  d" --fusion-threshold-mb 1 bash -c 'echo "$GIVEN, $NEW, $HVD_FUSION_THRESHOLD, $1"' bash "two words"
+own_path() { # the program is looked for where the ranks look
+  mkdir "$work/bin"
+  printf '#!/bin/sh\necho "mine $RANK"\n' >"$work/bin/mine"
+  chmod +x "$work/bin/mine"
+  says "a PATH of the ranks'" 0 2 "^\[[01]\]<stdout>:mine [01]$" "$run" -np 2 -x "PATH=$work/bin:$PATH" mine
+  says "a PATH of the ranks' that lacks the program" 2 1 "^hvdrun: mine: no such program in PATH" env PATH="$work/bin:$PATH" "$run" -np 2 -x "PATH=$PATH" mine
+  says "this folder, by an empty word of PATH" 0 2 "^\[[01]\]<stdout>:mine [01]$" bash -c 'cd "$1" && PATH=$PATH: exec "$0" -np 2 mine' "$run" "$work/bin"
+}
+start own_path
+start says "a TMPDIR that is no whole path" 0 4 "rank [01] of 2, " bash -c 'cd "${TMPDIR%/*}" && TMPDIR=${TMPDIR##*/} exec "$0" -np 2 "$1"' "$run" "$meets"
 start says "the program's own options are its own" 0 1 "^\[0\]<stdout>:-np 7 --help -x$" "$run" -np 1 echo -np 7 --help -x
 start says "also where hvdrun itself needs none" 0 1 "^\[0\]<stdout>:-np 7$" "$run" -n 1 echo -np 7
 start says "and where there are none" 2 1 "how many ranks" "$run" echo -np 7
@@ -121,9 +137,10 @@ start says "a host file that is not there" 2 1 "--hostfile /nonexistent: cannot 
 start says "no number of ranks" 2 1 "how many ranks\? -np RANKS" "$run" "$meets"
 start says "no program" 2 1 "no program is named" "$run" -np 2
 start says "an option that is none" 2 1 "^hvdrun: --nope: no such option" "$run" -np 2 --nope "$meets"
+start says "an option that is none, before others" 2 1 "^hvdrun: --gloo: no such option" "$run" --gloo -np 2 "$meets"
 start says "a knob that is wrong" 3 2 "^\[[01]\]<stderr>:.*HVD_LOG_LEVEL: 'loud' is not allowed" "$run" -np 2 --log-level loud bash -c '"$0"; code=$?; sleep 1; exit $code' "$meets"
 
-start says "what is planned" 0 2 "^A='?b c'? |^'A=b c' RANK=[01] WORLD_SIZE=2 LOCAL_RANK=[01] LOCAL_WORLD_SIZE=2 ./meets --lr 0.1$" \
+start says "what is planned" 0 2 "^A='b c' RANK=[01] WORLD_SIZE=2 LOCAL_RANK=[01] LOCAL_WORLD_SIZE=2 ./meets --lr 0.1$" \
   bash -c 'cd "$(dirname "$1")" && "$0" -np 2 --dry-run -x "A=b c" ./meets --lr 0.1' "$run" "$meets"
 hosts() {
   printf 'first slots=2 # the first\n\nsecond slots=2\n' >"$work/hosts"
@@ -131,6 +148,11 @@ hosts() {
     env HVD_CACHE_CAPACITY=64 HVD_INIT=alone "$run" --hostfile "$work/hosts" --dry-run --timeline-filename t.json --mpi-args="--report-bindings" ./train
 }
 start hosts
+start says "arguments of mpirun's in quotes" 0 1 "^mpirun .* --mca plm_rsh_agent 'ssh -p 2222' -x 'A=b  c' ls$" \
+  "$run" -np 2 --dry-run --mpi-args "--mca plm_rsh_agent 'ssh -p 2222' -x A=\"b  c\"" ls
+start says "arguments of mpirun's without an end" 2 1 "^hvdrun: --mpi-args: a shell does not read '-x \"A' as words" "$run" -np 2 --dry-run --mpi-args '-x "A' ls
+start says "time to end, by mpirun" 0 1 "^mpirun .*--mca odls_base_sigkill_timeout 30 .*ls$" "$run" -np 2 --mpi --time-to-end 30 --dry-run ls
+start says "mpirun's own time to end" 0 0 "sigkill_timeout" "$run" -np 2 --mpi --dry-run ls
 start says "an allocation of several nodes" 0 1 "mpirun -np 8 " env SLURM_JOB_ID=1 SLURM_NTASKS=8 SLURM_JOB_NUM_NODES=2 "$run" --dry-run ls
 start says "an allocation of one node" 0 4 "^RANK=[0-3] WORLD_SIZE=4 " env SLURM_JOB_ID=1 SLURM_NTASKS=4 SLURM_JOB_NUM_NODES=1 "$run" --dry-run ls
 start says "what is built" 0 1 "\[X\] Open MPI|\[X\] MPICH|\[X\] Intel" "$run" --check-build
@@ -150,7 +172,7 @@ start says "nodes of Slurm without mpirun" 2 1 "^hvdrun: mpirun, which starts ra
   env PATH=/nonexistent SLURM_JOB_ID=1 SLURM_NTASKS=8 SLURM_JOB_NUM_NODES=2 "$run" /bin/ls
 start says "this host without shared memory and mpirun" 2 1 "^hvdrun: mpirun, which starts the ranks here, is not found in PATH$" \
   env PATH=/nonexistent HVD_SHARED_MEMORY=off "$run" -np 2 /bin/ls
-start says "a port and a key for mpirun's ssh" 0 1 "^UCX_NET_DEVICES=eth1 mpirun -np 2 -H first,second .*btl_tcp_if_include eth1 .*plm_rsh_agent 'ssh -p 2222 -i my.key' " \
+start says "a port and a key for mpirun's ssh" 0 1 "^UCX_NET_DEVICES=eth1 NCCL_SOCKET_IFNAME==eth1 mpirun -np 2 -H first,second .*btl_tcp_if_include eth1 .*plm_rsh_agent 'ssh -p 2222 -i my.key' " \
   "$run" -H first,second -p 2222 -i my.key --network-interfaces eth1 --dry-run ls
 start says "no way of its own over ssh" 2 1 "^hvdrun: --launcher: no such option" "$run" --launcher ssh -H first:2 ls
 

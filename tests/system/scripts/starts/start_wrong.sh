@@ -15,7 +15,7 @@ ulimit -c 0
 # Whoever runs this may be a launcher's rank.
 for name in $(compgen -e); do
   case $name in
-    RANK | WORLD_SIZE | LOCAL_RANK | MASTER_ADDR | MASTER_PORT | PMI* | MV2_* | FLUX_* | PALS_* | SLURM_* | OMPI_COMM_* | TORCHELASTIC_* | HVD_INIT*) unset "$name" ;;
+    RANK | WORLD_SIZE | LOCAL_RANK | MASTER_ADDR | MASTER_PORT | PMI* | MV2_* | FLUX_* | JSM_* | PALS_* | HOROVOD_RANK | HOROVOD_SIZE | SLURM_* | OMPI_COMM_* | TORCHELASTIC_* | HVD_INIT*) unset "$name" ;;
   esac
 done
 
@@ -82,6 +82,8 @@ for rank in 0 1; do
   start wrong "MVAPICH's launcher, rank $rank" "$alone: MV2_COMM_WORLD_RANK=$rank" MV2_COMM_WORLD_RANK=$rank MV2_COMM_WORLD_SIZE=4
   start wrong "flux run, rank $rank" "$alone: FLUX_TASK_RANK=$rank" FLUX_TASK_RANK=$rank FLUX_JOB_SIZE=4
   start wrong "jsrun, rank $rank" "$alone: JSM_NAMESPACE_RANK=$rank" JSM_NAMESPACE_RANK=$rank JSM_NAMESPACE_SIZE=4
+  start wrong "horovodrun, rank $rank" "$alone: HOROVOD_RANK=$rank, HOROVOD_SIZE=4 say that horovodrun, or the like, started" \
+    HOROVOD_RANK=$rank HOROVOD_SIZE=4 HOROVOD_LOCAL_RANK=$rank HOROVOD_LOCAL_SIZE=4
   start wrong "PALS, rank $rank" "the launcher started several ranks, but MPI sees 1: PALS_RANKID=$rank" PALS_RANKID=$rank
   start wrong "a launcher that speaks PMIx, rank $rank" "the launcher started several ranks, but MPI sees 1: PMIX_RANK=$rank" PMIX_RANK=$rank PMIX_NAMESPACE=job
   start wrong "srun without PMIx, rank $rank" "the launcher started 4 ranks, but MPI sees none of them: SLURM_PROCID=$rank, .*--mpi=pmix" \

@@ -200,6 +200,18 @@ END
     start says "two hosts, and nothing that UCX may use between them" 3 2 "^rank [01]: BackendError: UCX finds no way from rank 0 to rank 1: " \
       env UCX_TLS=self bash "$root/tests/support/shell/hosts.sh" 1,1 "$tests/meets"
   fi
+  # The first host calls itself 127.0.1.1, as Debian's installer has it; the other one knows another address of it.
+  cat >"$cases_folder/named" <<'END'
+[ "$RANK" = 0 ] && address=127.0.1.1 || address=127.0.0.1
+printf '127.0.0.1 localhost\n%s first\n' "$address" >"$0.$RANK"
+mount --bind "$0.$RANK" /etc/hosts && exec "$@"
+END
+  if bash "$root/tests/support/shell/on_host.sh" other env RANK=1 bash "$cases_folder/named" true; then
+    for place in MASTER_ADDR=first HVD_INIT=tcp://first:$((22000 + RANDOM % 900)); do
+      start says "a first host whose own name is loopback: ${place%%=*}" 0 4 "^rank [01] of 2, 0 of 1 here: [0-9a-f]+, MPI is not used" \
+        env "$place" HVD_START_TIMEOUT=20 bash "$root/tests/support/shell/hosts.sh" 1,1 bash "$cases_folder/named" "$tests/meets"
+    done
+  fi
   # shellcheck disable=SC2046  # several words
   {
     start says "two hosts of two ranks" 0 8 "^rank [0-3] of 4, [01] of 2 here: [0-9a-f]+, MPI is not used" "$ranks" 4 $(hosts 2) "$tests/meets"
