@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
+#include <string_view>
 #include <utility>
 
 #include "hvd/base/text.h"
@@ -32,7 +34,7 @@ struct Checkpoint::Contents {
   std::vector<detail::Found> found;
   at::Tensor text_of_rank;  ///< undefined where other ranks have written the file
   detail::OfRank mine;
-  std::map<std::string, at::Tensor> buffers;  ///< the module's
+  std::map<std::string, at::Tensor> buffers;  ///< the module's, and those of parts
   Checkpoint::Extra extra;
   std::int64_t step = 0;
 };
@@ -60,10 +62,19 @@ at::Tensor on_host(const at::Tensor& tensor) {
   return tensor.detach().to(at::kCPU, tensor.scalar_type(), false, /*copy=*/true);
 }
 
-NamedBuffers named_buffers(const torch::nn::Module& module) {
+/// Begins the names of what belongs to parts.
+constexpr std::string_view kOfPart = "of part ";
+
+/// Returns what may differ from rank to rank: the module's buffers, and after them that of parts.
+NamedBuffers named_buffers(const torch::nn::Module& module, std::span<const CheckpointPart> parts) {
   NamedBuffers buffers;
   for (const auto& item : module.named_buffers())
     if (item.value().defined()) buffers.emplace_back(item.key(), item.value());
+  for (std::size_t part = 0; part < parts.size(); ++part) {
+    std::size_t place = 0;
+    for (const auto& tensor : parts[part].of_rank())
+      buffers.emplace_back(formatted("{}{}: {}", kOfPart, part, place++), tensor);
+  }
   return buffers;
 }
 
@@ -118,9 +129,8 @@ Checkpoint::Extra extra_of(InputArchive& archive) {
 /// Collective. Notes in `mine` the buffers that are not those which the first rank has after
 /// `average()`, and so writes.
 template <class Average>
-void note_own_buffers(const torch::nn::Module& module, const ProcessSet& set, OfRank& mine,
+void note_own_buffers(const NamedBuffers& named, const ProcessSet& set, OfRank& mine,
                       const Average& average) {
-  const auto named = named_buffers(module);
   std::vector<at::Tensor> own;
   for (const auto& [name, buffer] : named) own.push_back(on_host(buffer));
   average();
@@ -219,7 +229,7 @@ void Checkpoint::check_alike(const torch::nn::Module& module,
       {"average_buffers", options_.average_buffers ? "true" : "false"},
       {"the optimizer", detail::is_sharded(optimizer) ? "sharded" : "not sharded"}};
   std::size_t place = 0;
-  for (const auto& [name, buffer] : named_buffers(module))
+  for (const auto& [name, buffer] : named_buffers(module, parts))
     mine.emplace_back(
         formatted("buffer {} '{}'", place++, name),
         formatted("{} {}", c10::toString(buffer.scalar_type()), to_string(buffer.sizes().vec())));
@@ -252,7 +262,7 @@ void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer&
   check_replicas(path_, module, set);
   std::optional<AveragedBuffers> means;
   OfRank mine;
-  note_own_buffers(module, set, mine, [&] {
+  note_own_buffers(named_buffers(module, parts), set, mine, [&] {
     if (options_.average_buffers) means.emplace(module, set);
   });
   std::string failure, packed;
@@ -329,15 +339,15 @@ void Checkpoint::read_contents(torch::nn::Module& module, Parts parts, Contents&
   archive.read("step", value);
   contents.step = value.toInt();
   contents.extra = extra_of(archive);
-  const auto named = named_buffers(module);
+  contents.parts = detail::find_parts(archive, parts);
+  const auto named = named_buffers(module, parts);
   contents.buffers.insert(named.begin(), named.end());
   if (contents.text_of_rank.defined())
     contents.mine = detail::unpack(detail::text_of(contents.text_of_rank), named);
   for (const auto& name : contents.mine.names)
-    if (!contents.buffers.contains(name))
+    if (!contents.buffers.contains(name) && !(parts.empty() && name.starts_with(kOfPart)))
       throw CheckpointError(
           formatted("it has a buffer '{}' of this rank, and the model has none", name));
-  contents.parts = detail::find_parts(archive, parts);
 }
 
 /// Returns on all ranks what CheckpointReader takes, of the file that the first one opens.
@@ -419,7 +429,8 @@ void Checkpoint::fill_own(const torch::nn::Module& module, torch::optim::Optimiz
       if (at::Generator known = part->generator(); known.defined()) known.set_state(*--generator);
   }
   for (std::size_t i = 0; i < mine.names.size(); ++i)
-    at::Tensor(contents.buffers.at(mine.names[i])).copy_(mine.buffers[i]);
+    if (const auto found = contents.buffers.find(mine.names[i]); found != contents.buffers.end())
+      at::Tensor(found->second).copy_(mine.buffers[i]);
 }
 
 Checkpoint::Extra Checkpoint::read_extra() const {

@@ -5,12 +5,13 @@
 ///
 /// Beside what the user gives it holds the state of every rank's random numbers (LibTorch's default
 /// generators), what lossy compression remembers, and the buffers of ranks that differ from the
-/// first one's (batch norm's running statistics). It does not hold gradients. What else trains is
-/// given to `save` and `load` as parts: schedules, GradScaler, ExponentialMovingAverage,
-/// ElasticSampler, other generators; LibTorch's own schedulers have no state that could be saved.
-/// With these a run that was saved between two steps, and goes on with as many ranks, goes on with
-/// the same bits. Another number of ranks can read the file too: the state of a sharded optimizer
-/// is whole in it, and what belongs to single ranks begins anew.
+/// first one's (batch norm's running statistics, and averages of them). It does not hold gradients.
+/// What else trains is given to `save` and `load` as parts: schedules, GradScaler,
+/// ExponentialMovingAverage, ElasticSampler, other generators; LibTorch's own schedulers have no
+/// state that could be saved. With these a run that was saved between two steps, and goes on with
+/// as many ranks, goes on with the same bits; but where items of an epoch come twice (Shares::Pad),
+/// others do after a load in the middle of one. Another number of ranks can read the file too: the
+/// state of a sharded optimizer is whole in it, and what belongs to single ranks begins anew.
 ///
 /// Memory on the host: the rank that writes needs as much as the file for a sharded optimizer,
 /// whose state it gathers in portions, and for what belongs to single ranks; the others need a few

@@ -3,8 +3,10 @@
 /// and optimizer, by reference: a scheduler, an ExponentialMovingAverage, an ElasticSampler, a
 /// GradScaler, whatever has `save(OutputArchive&)` and `load(InputArchive&)`, and random number
 /// generators of the user's own. The first rank's state is saved and all ranks get it, as these are
-/// alike on all; but each rank has its own generators. Refers to the object, which must outlive it;
-/// local, for the thread that saves and loads.
+/// alike on all; but each rank has its own generators, and if as many ranks read the file, each has
+/// its own of what an object's `of_rank()` returns (std::vector<at::Tensor>, alike in shapes and
+/// types, filled in place; local, must not throw): averages of running statistics. Refers to the
+/// object, which must outlive it; local, for the thread that saves and loads.
 // Tested in tests/torch_bindings/checkpoint/checkpoint_run_test.cc
 
 #include <ATen/core/Generator.h>
@@ -16,6 +18,7 @@
 #include <functional>
 #include <string>
 #include <typeinfo>
+#include <vector>
 
 #pragma GCC visibility push(default)
 namespace hvd {
@@ -39,9 +42,14 @@ class CheckpointPart {
   /// Refers to an object that saves and loads itself.
   template <CheckpointState T>
   CheckpointPart(T& part)  // NOLINT(google-explicit-constructor)
-      : type_(name_of(typeid(T))),
+      : type_(name_of(typeid(part))),
         save_([&part](torch::serialize::OutputArchive& archive) { part.save(archive); }),
-        load_([&part](torch::serialize::InputArchive& archive) { part.load(archive); }) {}
+        load_([&part](torch::serialize::InputArchive& archive) { part.load(archive); }) {
+    if constexpr (requires {
+                    { part.of_rank() } -> std::convertible_to<std::vector<at::Tensor>>;
+                  })
+      of_rank_ = [&part] { return part.of_rank(); };
+  }
   /// Refers to a scaler: its scale, factors, and steps since it grew.
   CheckpointPart(GradScaler& scaler);  // NOLINT(google-explicit-constructor)
   /// Refers to a generator, of which each rank has its own state. Ranks of which the file has none
@@ -54,6 +62,10 @@ class CheckpointPart {
   void save(torch::serialize::OutputArchive& archive) const { save_(archive); }
   /// Reads what save() wrote; not for a generator.
   void load(torch::serialize::InputArchive& archive) const { load_(archive); }
+  /// Returns what of the object's state belongs to this rank alone, in place; for most nothing.
+  [[nodiscard]] std::vector<at::Tensor> of_rank() const {
+    return of_rank_ ? of_rank_() : std::vector<at::Tensor>();
+  }
   /// Returns the generator that this is; undefined for all others.
   [[nodiscard]] const at::Generator& generator() const { return generator_; }
 
@@ -63,6 +75,7 @@ class CheckpointPart {
   std::string type_;
   std::function<void(torch::serialize::OutputArchive&)> save_;
   std::function<void(torch::serialize::InputArchive&)> load_;
+  std::function<std::vector<at::Tensor>()> of_rank_;
   at::Generator generator_;
 };
 

@@ -12,7 +12,9 @@
 ///   powersgd  a matrix M (first dimension by all others) as P Q^T, P orthonormal, by one step of
 ///             subspace iteration from the last Q (Vogels, Karimireddy, Jaggi 2019). Tensors with
 ///             fewer than two dimensions, or too small to gain, travel as they are.
-/// All ranks get the same bits. Sparse gradients become dense. Where a gradient is not finite,
+/// All ranks get the same bits. What is encoded is `.grad` as it is when gradients are reduced:
+/// who changes it between backward() and that, as by clipping, changes this rank's part, and no
+/// error says so. Sparse gradients become dense. Where a gradient is not finite,
 /// neither is the result, and what was remembered there is dropped. The memory has the size of the
 /// gradients, in fp32 or fp64, on each rank. With loss scaling it is kept in units of the gradients
 /// without the scale, which may change from step to step; and of a step that is left out nothing is

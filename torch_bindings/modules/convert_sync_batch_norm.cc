@@ -66,9 +66,9 @@ class Converted {
   std::unordered_map<const c10::TensorImpl*, Layer> layers_;
 };
 
-/// The tensor by which a layer is known.
+/// The tensor by which a layer is known: weights may be shared by layers, running statistics not.
 const at::Tensor& mark_of(const at::Tensor& weight, const at::Tensor& running_mean) {
-  return weight.defined() ? weight : running_mean;
+  return running_mean.defined() ? running_mean : weight;
 }
 
 using Optional = std::optional<at::Tensor>;
@@ -227,6 +227,16 @@ bool is_sync_batchnorm(const Module& layer) {
   if (dynamic_cast<const SyncBatchNormImpl*>(&layer) != nullptr) return true;
   const auto found = as_batch_norm(std::const_pointer_cast<Module>(layer.weak_from_this().lock()));
   return found && found->mark.defined() && Converted::all().contains(found->mark);
+}
+
+bool detail::is_synchronizing(const Module& layer) {
+  if (!layer.is_training()) return false;
+  if (const auto* const sync = dynamic_cast<const SyncBatchNormImpl*>(&layer))
+    return sync->process_set().size() > 1;
+  const auto found = as_batch_norm(std::const_pointer_cast<Module>(layer.weak_from_this().lock()));
+  if (!found || !found->mark.defined()) return false;
+  const auto process_set = Converted::all().find(found->mark);
+  return process_set && process_set->size() > 1;
 }
 
 namespace {

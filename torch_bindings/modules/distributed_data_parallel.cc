@@ -126,7 +126,7 @@ void ModuleReducer::add_reducer(const Named& parameters, int number) {
 void ModuleReducer::set_weight(double n) {
   check_weight(n);
   if (get_current_graph_task_id() == -1) end_backward(/*has_thrown=*/true);  // it had its own
-  for (const auto& reducer : reducers_) reducer->refuse_late_weight();
+  for (const auto& reducer : reducers_) refuse_late_weight(*reducer);
   for (const auto& reducer : reducers_) reducer->set_weight(n);
 }
 

@@ -8,13 +8,17 @@
 ///
 /// The same goes for DistributedOptimizer: `auto guard = optimizer.join();`.
 ///
-/// join() refuses, with InvalidArgument, SyncBatchNorm layers, a sharded optimizer, compressions
-/// with a memory (all need every rank at each step), and a second guard of the same wrapper. Sparse
-/// gradients throw Joined as soon as a rank has ended; `sparse_as_dense` helps. Collectives of the
-/// user's own behave as after hvd::join(): in an allreduce ranks that have ended count as zeros,
-/// others throw Joined. It costs an allreduce of one byte per rank at each reduction, and another
-/// before buffers are shared. It belongs to the thread of the training loop, holds the wrapper's
-/// insides, and refers to the optimizer that is given.
+/// join() refuses, with InvalidArgument, a sharded optimizer, compressions with a memory (both need
+/// every rank at each step), and a second guard of the same wrapper. So does a module's join() with
+/// SyncBatchNorm layers; under an optimizer's, which knows no layers, their forward pass throws
+/// Joined as soon as a rank has ended. So do sparse gradients; `sparse_as_dense` helps. Collectives
+/// of the user's own behave as after hvd::join(): in an allreduce ranks that have ended count as
+/// zeros, others throw Joined. What the user does after each step, a rank that has ended does less
+/// often: the models become equal at the end, but an ExponentialMovingAverage does not, and
+/// different rates of a scheduler that is stepped there are a Mismatch in the next step. It costs
+/// an allreduce of one byte per rank at each reduction, and another before buffers are shared. It
+/// belongs to the thread of the training loop, holds the wrapper's insides, and refers to the
+/// optimizer that is given.
 // Tested in tests/torch_bindings/what_if/what_if_uneven_test.cc
 
 #include <torch/optim/optimizer.h>

@@ -23,13 +23,17 @@ at::ScalarType statistics_type(const at::Tensor& input) {
 struct Statistics {
   at::Tensor mean, variance;  ///< of the whole batch, biased; statistics_type
   double count = 0;           ///< values per channel on all ranks
+  bool is_trained = false;    ///< some rank's input needs a gradient
 };
 
-Statistics gather(const at::Tensor& input, const ProcessSet& process_set) {
+/// Returns what the ranks' batches have together. Collective. `is_trained`: this rank's input needs
+/// a gradient.
+Statistics gather(const at::Tensor& input, bool is_trained, const ProcessSet& process_set) {
   const std::int64_t channels = input.size(1);
   const double here = static_cast<double>(input.numel()) / static_cast<double>(channels);
   at::Tensor row =
-      at::zeros({1, 2 * channels + 1}, input.options().dtype(at::kDouble).requires_grad(false));
+      at::zeros({1, 2 * channels + 2}, input.options().dtype(at::kDouble).requires_grad(false));
+  row[0][2 * channels + 1].fill_(is_trained);
   if (input.numel() > 0) {
     // there the statistics would be in 16 bits too
     const bool narrow = input.is_cpu() && input.element_size() == 2;
@@ -43,10 +47,11 @@ Statistics gather(const at::Tensor& input, const ProcessSet& process_set) {
       allgather(row, {.name = formatted("sync_batch_norm/statistics of {} channels", channels),
                       .process_set = process_set});
   const at::Tensor means = all.slice(1, 0, channels);
-  const at::Tensor counts = all.slice(1, 2 * channels);
+  const at::Tensor counts = all.slice(1, 2 * channels, 2 * channels + 1);
+  const at::Tensor totals = all.slice(1, 2 * channels).sum(0).cpu();
   Statistics statistics;
-  statistics.count = counts.sum().item<double>();
-  if (statistics.count == 0) return statistics;
+  statistics.count = totals[0].item<double>();
+  statistics.is_trained = totals[1].item<double>() > 0;
   const at::Tensor mean = (means * (counts / statistics.count)).sum(0);
   const at::Tensor deviations =
       all.slice(1, channels, 2 * channels).sum(0) + (counts * (means - mean).square()).sum(0);
@@ -168,13 +173,13 @@ at::Tensor detail::sync_batch_norm(const at::Tensor& input, const at::Tensor& we
                                    const at::Tensor& running_var, double momentum, double eps,
                                    const ProcessSet& process_set) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const bool is_trained = at::GradMode::is_enabled() && input.requires_grad();
   Statistics statistics;
   {
     const at::NoGradGuard no_gradient;
-    statistics = gather(input.detach(), process_set);
-    if (statistics.count == 0) return at::empty_like(input);
+    statistics = gather(input.detach(), is_trained, process_set);
     if (statistics.count == 1) throw too_few_values();
-    if (running_mean.defined() && !KeptStatistics::are_kept()) {
+    if (statistics.count > 0 && running_mean.defined() && !KeptStatistics::are_kept()) {
       const at::Tensor unbiased = statistics.variance * (statistics.count / (statistics.count - 1));
       running_mean.copy_(running_mean.to(unbiased.scalar_type()) * (1 - momentum) +
                          statistics.mean * momentum);
@@ -185,7 +190,10 @@ at::Tensor detail::sync_batch_norm(const at::Tensor& input, const at::Tensor& we
   const auto optional = [](const at::Tensor& tensor) {
     return tensor.defined() ? std::optional(tensor) : std::nullopt;
   };
-  return Normalize::apply(input, optional(weight), optional(bias), statistics.mean,
+  // The gradients of the others' inputs need this rank in backward, also where its own needs none.
+  const bool is_needed = statistics.is_trained && !is_trained && at::GradMode::is_enabled();
+  const at::Tensor own = is_needed ? input.detach().requires_grad_() : input;
+  return Normalize::apply(own, optional(weight), optional(bias), statistics.mean,
                           statistics.variance, statistics.count, eps,
                           static_cast<std::int64_t>(process_set.id()));
 }

@@ -3,8 +3,9 @@
 /// Batch normalization, 2015; across devices as in Peng et al.: MegDet, 2018). Forward gathers each
 /// rank's mean, sum of squared deviations and count at once and combines them as Chan, Golub and
 /// LeVeque do (Updating formulae and a pairwise algorithm for computing sample variances, 1979);
-/// backward adds up two sums per channel at once. One forward or backward is made at a time. In
-/// training all ranks of the set must go through the same layers in the same order.
+/// backward adds up two sums per channel at once, if any rank's input needs a gradient. One forward
+/// or backward is made at a time. In training all ranks of the set must go through the same layers
+/// in the same order, in backward too: a loss that does not use the output lets the others wait.
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/module.h>
@@ -89,6 +90,8 @@ at::Tensor sync_batch_norm(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& running_var, double momentum, double eps,
                            const ProcessSet& process_set);
 void convert_sync_batchnorm(torch::nn::Module& module, const ProcessSet& process_set);
+/// Returns whether the forward pass of `layer` is an operation of several ranks at present.
+bool is_synchronizing(const torch::nn::Module& layer);
 }  // namespace detail
 
 /// Makes every BatchNorm1d, 2d and 3d in `module`, itself included, normalise over all ranks of the
@@ -99,9 +102,9 @@ void convert_sync_batchnorm(torch::nn::Module& module, const ProcessSet& process
 ///   AnyModule, `module` itself), where C++ calls `forward` of the very type and no replacement
 ///   would be noticed, the layer stays what it is and is converted in place: from then on
 ///   `torch::batch_norm` in training sends the inputs of these layers, known by their tensors, the
-///   way of SyncBatchNorm. So such a layer must keep its parameters: `to(device)`, `to(dtype)`,
-///   torch::load are fine, but a `clone()` is not converted. And LibTorch itself then still
-///   refuses, on that rank, a batch with one value per channel.
+///   way of SyncBatchNorm. So such a layer must keep its running statistics or, without any, its
+///   parameters: `to(device)`, `to(dtype)`, torch::load are fine, but a `clone()` is not converted.
+///   And LibTorch itself then still refuses, on that rank, a batch with one value per channel.
 /// Throws InvalidArgument, naming the layer and changing nothing, for one of the second kind that
 /// has neither parameters nor running statistics, as it could not be told from others, and for a
 /// module that no shared_ptr owns. Warns of what has running statistics and is no BatchNorm of

@@ -74,7 +74,8 @@ void AdasumDeltas::add(const Named& parameters, std::size_t first) {
 void AdasumDeltas::put_hooks(std::size_t place) {
   Slot& slot = slots_[place];
   const auto refuse_more = [place, name = slot.name, parameter = slot.parameter,
-                            witness = terms_.witness](const Passes& passes) {
+                            witness = terms_.witness](Passes& passes) {
+    if (!parameter.grad().defined()) passes.counts[place] = 0;  // it was thrown away
     if (passes.counts[place] < passes.limit) return;
     if (witness && !witness->stepped({{name, parameter}}).empty())
       throw InvalidArgument(detail::StepWatch::words_of(name));

@@ -219,16 +219,18 @@ void GradScaler::unscale_(Optimizer& given) {
         "GradScaler: gradients of this optimizer's parameters are reduced on several process sets; "
         "give each an optimizer");
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer);
-  if (distributed != nullptr && distributed->shards_gradients() && !options_.agree)
-    throw InvalidArgument(
-        "GradScaler: with shard_gradients no rank has all gradients, so ranks have to agree: set "
-        "GradScalerOptions::agree");
-  GradientCompressor::follow_scale(parameters, scale_);
   // Adasum reduces no gradients: who steps together is who must agree.
   const bool own_set = sets.empty() && distributed != nullptr;
   const ProcessSet set = own_set        ? distributed->process_set()
                          : sets.empty() ? options_.process_set
                                         : sets.front();
+  const bool of_all = distributed != nullptr && (distributed->shards_gradients() ||
+                                                 (own_set && set.included() && set.size() > 1));
+  if (of_all && !options_.agree)
+    throw InvalidArgument(
+        "GradScaler: with shard_gradients and with ReduceOp::Adasum no rank has what all ranks "
+        "step by, so ranks have to agree: set GradScalerOptions::agree");
+  GradientCompressor::follow_scale(parameters, scale_);
   const bool takes_part = (sets.empty() && !own_set) || set.included();
   const double scale{*scale_};  // in double, as PyTorch takes it
   Record record{.stage = Stage::Unscaled};

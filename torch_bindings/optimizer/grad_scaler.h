@@ -45,7 +45,7 @@ struct GradScalerOptions {
       true;  ///< false: `scale` returns what it gets, `step` only steps, the rest does nothing
   /// True: a step that one rank must leave out is left out by all ranks of the set (see
   /// `unscale_`). It costs one small allreduce per optimizer and step. False: each rank decides for
-  /// itself.
+  /// itself, which with shard_gradients and ReduceOp::Adasum is an InvalidArgument.
   bool agree = true;
   /// The ranks that agree on optimizers whose gradients nobody reduces. The others' are agreed on
   /// where they are reduced.

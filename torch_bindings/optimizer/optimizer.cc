@@ -97,7 +97,10 @@ at::Tensor step_with_closure(OptimizerParts& parts, const LossClosure& closure) 
   std::vector<std::pair<at::Tensor, at::Tensor>> losses;
   const at::Tensor loss = step_wrapped(parts, [&] {
     if (parts.shards) parts.shards->interrupt_update();
-    if (parts.masters != nullptr) parts.master_copies()->take_back();
+    if (parts.masters != nullptr) {
+      parts.master_copies()->take_back();
+      parts.masters->leave_out_step();  // clipping was of the last evaluation's gradients
+    }
     if (*parts.skips == 0)
       for (const auto& reducer : parts.reducers.all()) reducer->begin_evaluation();
     const at::Tensor own = closure();
@@ -226,6 +229,10 @@ void DistributedOptimizer::synchronize_once() {
 
 void DistributedOptimizer::check_replicas() {
   OptimizerParts& parts = this->parts().reconciled();
+  if (parts.is_local()) return;
+  detail::agree_on("check_replicas",
+                   {{"parameters in each group", to_string(parts.groups.layout())}},
+                   parts.options.process_set);
   for (const auto& reducer : parts.reducers.all()) reducer->check_replicas();
   if (parts.deltas) parts.deltas->check_replicas();
 }
@@ -290,12 +297,17 @@ void DistributedOptimizer::unshard() {
   OptimizerParts& parts = this->parts().reconciled();
   if (!parts.shards) return;
   const bool of_gradients = parts.shards_gradients();
-  if (of_gradients && any(!parts.shards->gradients().all().empty(), process_set()))
+  const auto& reducers = parts.reducers.all();
+  const bool has_some = of_gradients && (!parts.shards->gradients().all().empty() ||
+                                         std::any_of(reducers.begin(), reducers.end(),
+                                                     [](const auto& r) { return r->has_begun(); }));
+  if (of_gradients && any(has_some, process_set()))
     throw InvalidArgument(
-        "unshard(): the gradients are in shares; call step() or zero_grad() before");
+        "unshard(): the gradients are in shares, or on their way; call step() or the optimizer's "
+        "zero_grad() before");
   parts.shards->give_back();
   if (of_gradients) {
-    for (const auto& reducer : parts.reducers.all()) reducer->keep_shares(nullptr);
+    for (const auto& reducer : reducers) reducer->keep_shares(nullptr);
     parts.shards->gradients().leave_zeros();
   }
   parts.shards.reset();

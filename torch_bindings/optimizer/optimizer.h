@@ -176,7 +176,7 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// with the wrapper, and wrapping or stepping the optimizer after that is an error (its own
   /// `step()` throws c10::Error). Does nothing where nothing is sharded. Throws InvalidArgument, on
   /// all ranks, for an optimizer that LibTorch does not know, where its states do not override
-  /// serialize and clone.
+  /// serialize and clone, and with shard_gradients between backward() and step().
   void unshard();
 
   /// Returns the wrapped optimizer's groups. Groups and parameters that are added, and options of

@@ -120,7 +120,7 @@ void OptimizerReducers::set_weight(double weight) {
       throw InvalidArgument(
           "set_weight(): the gradients of this step are reduced already; call it after step(), "
           "before the next backward()");
-    reducer->refuse_late_weight();
+    refuse_late_weight(*reducer);
   }
   for (const auto& reducer : reducers_) reducer->set_weight(weight);
 }

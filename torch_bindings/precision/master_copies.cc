@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <mutex>
 #include <set>
@@ -49,7 +50,7 @@ Living& living() {
 
 MasterCopy::MasterCopy(at::Tensor parameter, const at::Tensor& whole, std::int64_t begin,
                        std::int64_t end)
-    : parameter_(std::move(parameter)), begin_(begin), end_(end) {
+    : parameter_(std::move(parameter)), begin_(begin), end_(end), type_(parameter_.scalar_type()) {
   const at::NoGradGuard no_gradient;
   master_ = (whole.defined() ? part_of(whole) : weights())
                 .to(parameter_.device(), at::kFloat, false, /*copy=*/true);
@@ -63,12 +64,15 @@ at::Tensor MasterCopy::weights() const { return part_of(parameter_); }
 
 void MasterCopy::follow() {
   const at::Tensor now = weights();
-  const at::Tensor rounded = master_.to(now.scalar_type());
+  const at::Tensor rounded = master_.to(type_).to(now.scalar_type());
   if (now.is_cpu() && at::equal(rounded, now)) return;  // a GPU would be waited for
   master_.copy_(at::where(rounded.eq(now), master_, now.to(at::kFloat)));
 }
 
-void MasterCopy::write() { weights().copy_(master_); }
+void MasterCopy::write() {
+  weights().copy_(master_);
+  type_ = parameter_.scalar_type();
+}
 
 void MasterCopy::load(const at::Tensor& whole) { master_.copy_(part_of(whole)); }
 
@@ -121,9 +125,40 @@ void MasterCopies::rekey(const void* from, const void* to, at::ScalarType type) 
   states[const_cast<void*>(to)] = std::move(state);
 }
 
+/// Gives parameters that are 16-bit ones no longer their masters' values and states.
+void MasterCopies::end_masters_of_wide() {
+  for (auto& [key, both] : copies_) {
+    auto& [parameter, copy] = both;
+    if (MasterCopy::is_for(parameter)) continue;
+    copy.follow();
+    copy.write();
+    rekey(copy.tensor().unsafeGetTensorImpl(), key, parameter.scalar_type());
+  }
+  std::erase_if(copies_, [](const auto& entry) { return !MasterCopy::is_for(entry.second.first); });
+}
+
+/// Gives a parameter's own state to its master: one in fp32 is from before it was a 16-bit one.
+void MasterCopies::take_in_state_of(const at::Tensor& parameter) {
+  const void* const key = parameter.unsafeGetTensorImpl();
+  const auto state = optimizer_.state().find(const_cast<void*>(key));
+  if (state == optimizer_.state().end()) return;
+  std::vector<at::Tensor*> tensors;
+  if (state->second) tensors = parts_of(*state->second).tensors;
+  const bool is_narrow = std::any_of(tensors.begin(), tensors.end(), [](const auto* tensor) {
+    return tensor->defined() && MasterCopy::is_for(*tensor);
+  });
+  if (tensors.empty() || is_narrow || copies_.contains(key))
+    throw InvalidArgument(
+        "the optimizer in a MasterWeights was stepped by itself (it has a state of a 16-bit "
+        "parameter now), or before the parameter was a 16-bit one, with a state of a kind that "
+        "LibTorch does not know: step the MasterWeights, or the DistributedOptimizer around it");
+  rekey(key, copy_of(parameter).tensor().unsafeGetTensorImpl(), at::kFloat);
+}
+
 void MasterCopies::lend(Lent which) {
   if (lent_) return;
   const at::NoGradGuard no_gradient;
+  end_masters_of_wide();
   std::vector<std::vector<at::Tensor>> groups;
   std::set<const void*> seen;
   for (const auto& group : optimizer_.param_groups()) {
@@ -131,10 +166,7 @@ void MasterCopies::lend(Lent which) {
     for (auto& tensor : tensors) {
       if (!MasterCopy::is_for(tensor)) continue;
       const at::Tensor parameter = tensor;
-      if (optimizer_.state().count(parameter.unsafeGetTensorImpl()) > 0)
-        throw InvalidArgument(
-            "the optimizer in a MasterWeights was stepped by itself (it has a 16-bit state now): "
-            "step the MasterWeights, or the DistributedOptimizer around it");
+      take_in_state_of(parameter);
       const at::Tensor gradient = which == Lent::AsTheyAre ? at::Tensor() : parameter.grad();
       const bool wanted = gradient.defined() || which == Lent::OfAll;
       if (!wanted && !copies_.contains(parameter.unsafeGetTensorImpl())) continue;

@@ -5,11 +5,13 @@
 /// Afterwards the parameters are the masters, rounded. A master is made when its parameter has a
 /// gradient for the first time. What is written to a parameter otherwise (a broadcast, a
 /// checkpoint, weight clipping) is taken over by the master, element by element: those that still
-/// are the master's, rounded, keep their fp32 value. Loss scaling and clipping apply to the fp32
-/// gradients, which are there only while the optimizer steps: what they multiply by is noted.
-/// Thread: the optimizer's. Owns the masters; refers to the optimizer. Errors: InvalidArgument for
-/// gradients that were changed after loss scaling or clipping, for an optimizer that was stepped by
-/// itself, and for a state that is not LibTorch's and would have to be in fp32.
+/// are the master's, rounded, keep their fp32 value. Where `to()` gives a parameter another type,
+/// the next step goes on with its state, and, where it is a 16-bit one no longer, with the values
+/// of its master. Loss scaling and clipping apply to the fp32 gradients, which are there only while
+/// the optimizer steps: what they multiply by is noted. Thread: the optimizer's. Owns the masters;
+/// refers to the optimizer. Errors: InvalidArgument for gradients that were changed after loss
+/// scaling or clipping, for an optimizer that was stepped by itself, and for a state that is not
+/// LibTorch's and would have to be in fp32.
 // Tested in tests/torch_bindings/optimizer/master_weights_test.cc
 
 #include <torch/optim/optimizer.h>
@@ -55,6 +57,7 @@ class MasterCopy {
 
   at::Tensor parameter_;
   std::int64_t begin_, end_;
+  at::ScalarType type_;  ///< of the parameter, when it was last the master, rounded
   at::Tensor master_;
 };
 
@@ -119,6 +122,8 @@ class MasterCopies {
     GradientMark gradient;
   };
   void note(const at::Tensor& parameter, const Change& change);
+  void end_masters_of_wide();
+  void take_in_state_of(const at::Tensor& parameter);
   MasterCopy& copy_of(const at::Tensor& parameter, const at::Tensor& whole = {});
   void rekey(const void* from, const void* to, at::ScalarType type);
 

@@ -268,18 +268,22 @@ void GradientReducer::set_passes(int passes) {
   passes_per_step_ = passes;
 }
 
-void GradientReducer::refuse_late_weight() const {
+bool GradientReducer::has_begun() const {
   const std::lock_guard lock(mutex_);
   const auto& slots = buckets_.slots();
-  if (buckets_.has_begun() ||
-      std::any_of(slots.begin(), slots.end(), [](const auto& slot) { return slot.passes > 0; }))
+  return buckets_.has_begun() ||
+         std::any_of(slots.begin(), slots.end(), [](const auto& slot) { return slot.passes > 0; });
+}
+
+void refuse_late_weight(const GradientReducer& reducer) {
+  if (reducer.has_begun())
     throw InvalidArgument(
         "set_weight(): backward has begun, and gradients may have left; call it before the step's "
         "first backward(), with the number of all rows or tokens of the step");
 }
 
 void GradientReducer::set_weight(std::optional<double> weight) {
-  refuse_late_weight();
+  refuse_late_weight(*this);
   const std::lock_guard lock(mutex_);
   weights_.set(weight);
 }

@@ -106,8 +106,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// on all of them, in the round). Throws InvalidArgument once backward has begun.
   void set_weight(std::optional<double> weight);
   [[nodiscard]] std::optional<double> weight() const;
-  /// Throws what `set_weight` would.
-  void refuse_late_weight() const;
+  /// Returns whether backward has given something since the last round, or a round has begun.
+  [[nodiscard]] bool has_begun() const;
   /// Collective. Returns the loss of all ranks together, as their gradients are. With a `refusal`
   /// on any rank all throw Mismatch, with its words.
   [[nodiscard]] at::Tensor reduce_loss(const at::Tensor& loss,
@@ -173,5 +173,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   bool shares_kept_ = false;  ///< who keeps shares has gradients of a whole round
   int last_pass_ = -1;        ///< the backward pass that the last gradient came from
 };
+
+/// Throws what `GradientReducer::set_weight` would.
+void refuse_late_weight(const GradientReducer& reducer);
 
 }  // namespace hvd

@@ -93,9 +93,8 @@ void GradientReducer::on_gradient(std::size_t index) {
   const at::NoGradGuard no_gradient;
   refuse_with_shares(slot);
   begin_pass(slot);
-  if (slot.passes > 0 && !buckets_.round_of(slot).is_given(slot.member) && slot.is_replaced() &&
-      !slot.sparse_dims)
-    slot.passes = 0;
+  const bool has_left = !slot.compressed && buckets_.round_of(slot).is_given(slot.member);
+  if (slot.passes > 0 && !has_left && slot.is_replaced() && !slot.sparse_dims) slot.passes = 0;
   refuse_more(slot);
   synchronized_ = false;
   ++slot.passes;

@@ -5,6 +5,7 @@
 
 #include "hvd/base/text.h"
 #include "hvd/types.h"
+#include "torch_bindings/modules/sync_batch_norm.h"
 #include "torch_bindings/replicas/replica_passes.h"
 
 namespace hvd::detail {
@@ -286,6 +287,19 @@ class Replicated : public torch::autograd::Function<Replicated> {
   }
 };
 
+/// Throws for a layer whose operations need all ranks: replicas' threads would start them in any
+/// order.
+void refuse_synchronizing(const Module& module) {
+  std::string name = is_synchronizing(module) ? module.name() : "";
+  for (const auto& layer : module.named_modules({}, /*include_self=*/false))
+    if (name.empty() && is_synchronizing(*layer.value())) name = layer.key();
+  if (!name.empty())
+    throw InvalidArgument(
+        formatted("data_parallel: the layer '{}' is a SyncBatchNorm of several ranks, which cannot "
+                  "have several replicas on a rank; use one, or ordinary batch normalisation",
+                  name));
+}
+
 std::vector<at::Device> places(const Module& module, const Tensors& inputs,
                                const DataParallelOptions& options) {
   if (options.replicas < 0)
@@ -389,6 +403,7 @@ Tensors data_parallel(const std::shared_ptr<Module>& module, const Forward& forw
   pass->dim = options.dim;
   pass->devices = places(*module, inputs, options);
   const bool single = pass->devices.size() == 1;
+  if (!single) refuse_synchronizing(*module);
   const std::vector<Tensors> pieces = scatter(inputs, pass->devices.size(), options.dim);
   pass->devices.resize(pieces.front().size(), pass->devices.front());
   const bool gradients = at::GradMode::is_enabled();

@@ -112,10 +112,11 @@ auto data_parallel_of(const std::shared_ptr<Module>& module, const std::tuple<In
 /// Returns `module->forward(input)`, on the first device, with the input cut along `dim` into one
 /// piece per replica. Losses, gradients and hooks on parameters are as if one forward had been
 /// made. Each replica normalises its own piece; running statistics are those of the first (as
-/// PyTorch's DataParallel does). The module must be cloneable (torch::nn::Cloneable); without that,
-/// replicas on its own device share it, if it has no buffers or evaluates, and InvalidArgument is
-/// thrown otherwise. Backward once per forward. An error of a replica is thrown here or by
-/// `backward()`.
+/// PyTorch's DataParallel does); InvalidArgument is thrown, on each rank with several replicas,
+/// for a SyncBatchNorm that trains over several ranks. The module must be cloneable
+/// (torch::nn::Cloneable); without that, replicas on its own device share it, if it has no buffers
+/// or evaluates, and InvalidArgument is thrown otherwise. Backward once per forward. An error of a
+/// replica is thrown here or by `backward()`.
 ///
 /// A std::tuple has several inputs. Each input may be a tensor or made of tensors (std::vector,
 /// optional, array, pair, tuple, map and torch::OrderedDict, one within another): all of them are

@@ -6,16 +6,20 @@
 
 namespace hvd::detail {
 
-void GradientShares::arrange(std::size_t shares) {
+void GradientShares::arrange(std::size_t shares, const std::unordered_set<const void*>& stepped) {
   mine_.clear();
   parts_.clear();
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    const ShardPiece& piece = pieces_[i];
+    ShardPiece& piece = pieces_[i];
     const void* const key = piece.parameter.unsafeGetTensorImpl();
     auto& parts = parts_.try_emplace(key, shares, 0).first->second;
     left_.try_emplace(key, Left::Nothing);
     parts[piece.owner] += piece.end - piece.begin;
-    if (piece.is_mine) mine_[key].push_back(i);
+    if (!stepped.contains(key)) {
+      piece.gradient.reset();
+    } else if (piece.is_mine) {
+      mine_[key].push_back(i);
+    }
   }
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -21,8 +22,9 @@ class GradientShares final : public GradientKeeper {
  public:
   explicit GradientShares(ShardPieces& pieces) : pieces_(pieces) {}
 
-  /// Notes that there are other pieces now, in so many shares.
-  void arrange(std::size_t shares);
+  /// Notes that there are other pieces now, in so many shares. Only of parameters that are
+  /// `stepped`, as they stand in a group, this rank's parts are kept.
+  void arrange(std::size_t shares, const std::unordered_set<const void*>& stepped);
   /// Keeps them from now on: `.grad` has none. Until then they are there to be looked at.
   void begin() { are_kept_ = true; }
   [[nodiscard]] bool are_kept() const { return are_kept_; }

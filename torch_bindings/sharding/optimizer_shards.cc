@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <mutex>
 #include <set>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "hvd/base/text.h"
 #include "torch_bindings/collectives/agreement.h"
@@ -191,16 +193,18 @@ void OptimizerShards::arrange() {
   std::unordered_map<const void*, std::vector<at::Tensor>> mine;
   for (const auto& piece : pieces_)
     if (piece.is_mine) mine[piece.parameter.unsafeGetTensorImpl()].push_back(piece.tensor);
-  gradients_.arrange(exchange_.owners().size());
+  std::unordered_set<const void*> stepped;
   shares_.clear();
   for (const auto& group : wrapped_.param_groups()) {
     auto& share = shares_.emplace_back();
     for (const auto& parameter : group.params()) {
+      stepped.insert(parameter.unsafeGetTensorImpl());
       const auto found = mine.find(parameter.unsafeGetTensorImpl());
       if (found != mine.end())
         share.insert(share.end(), found->second.begin(), found->second.end());
     }
   }
+  gradients_.arrange(exchange_.owners().size(), stepped);
 }
 
 GradientKeeper& OptimizerShards::keep_gradients() {
@@ -258,7 +262,13 @@ void OptimizerShards::take_back() {
 }
 
 void OptimizerShards::begin_update(const std::string& refusal) {
-  if (!shared_ && !refusal.empty()) return share_pieces(refusal);
+  if (!shared_ && !refusal.empty()) {
+    try {
+      follow_memory();
+    } catch (const InvalidArgument&) {  // the others wait, and the next step says so
+    }
+    return share_pieces(refusal);
+  }
   const bool moved = shared_ && shared_->begin_update(refusal);
   updating_ = true;
   if (!moved) return;

@@ -39,7 +39,9 @@ struct WarmupOptions {
 };
 
 /// A Schedule is a scheduler whose rates follow from targets and the number of calls of `step()`. A
-/// group that is added later starts with its own rate.
+/// group that is added later starts with its own rate. An optimizer has one of them: the targets of
+/// a second would be the rates at which the first begins, such as a warm-up's. What follows a
+/// warm-up is its `then`.
 class Schedule : public torch::optim::LRScheduler {
  public:
   /// Returns what the rate of a group is after `step` calls of step().

@@ -30,17 +30,13 @@ at::Tensor value_of(const at::Tensor& parameter) {
   return master.defined() ? master : parameter.detach();
 }
 
-/// Makes the parameter what `other`, of its type, is, and the other way round.
-void exchange_values(const at::Tensor& parameter, const at::Tensor& other) {
-  // other ranks exchange theirs too: not the values, but whose memory is whose
+/// Makes the parameter what `value` of its type is; it then lies there if it lay in shared memory.
+void become(const at::Tensor& parameter, const at::Tensor& value) {
+  // other ranks may be reading that memory; the next step puts all there again
   if (SharedParameters::contains(parameter)) {
-    const at::Tensor kept = parameter.detach();
-    parameter.set_data(other.detach());
-    other.set_data(kept);
+    parameter.set_data(value);
   } else {
-    const at::Tensor kept = parameter.detach().clone();
-    parameter.copy_(other);
-    other.copy_(kept);
+    parameter.copy_(value);
   }
 }
 
@@ -96,12 +92,12 @@ void ExponentialMovingAverage::update() {
   const double decay =
       options_.warm_up ? std::min(options_.decay, (1 + t) / (10 + t)) : options_.decay;
   for (const auto i : unique_) {
-    const at::Tensor now = value_of(parameters_[i]).to(averages_[i].scalar_type());
+    const at::Tensor now = value_of(parameters_[i]).to(averages_[i]);
     now.is_floating_point() || now.is_complex() ? averages_[i].lerp_(now, 1 - decay)
                                                 : averages_[i].copy_(now);
   }
   for (auto& [buffer, average, counts, kept] : buffers_) {
-    const at::Tensor now = buffer.detach().to(average.scalar_type());
+    const at::Tensor now = buffer.detach().to(average);
     if (counts) {
       average.copy_(now);
     } else {  // what has not changed stays, also if it is infinite (masks)
@@ -112,45 +108,40 @@ void ExponentialMovingAverage::update() {
 
 void ExponentialMovingAverage::copy_to_parameters() {
   const at::NoGradGuard no_gradient;
-  for (const auto i : unique_) {
-    // other ranks may be reading them yet: the next step puts all together again
-    if (SharedParameters::contains(parameters_[i])) {
-      parameters_[i].set_data(
-          averages_[i].detach().to(parameters_[i].scalar_type(), false, /*copy=*/true));
-    } else {
-      parameters_[i].copy_(averages_[i]);
-    }
-  }
+  for (const auto i : unique_)
+    become(parameters_[i], averages_[i].to(parameters_[i], false, /*copy=*/true));
   for (auto& buffer : buffers_) buffer.buffer.copy_(buffer.average);
 }
 
-void ExponentialMovingAverage::exchange() {
+void ExponentialMovingAverage::put_in() {
   const at::NoGradGuard no_gradient;
-  begins_.reset();  // a broadcast in between would be of the averages
   set_aside_.resize(parameters_.size());
   for (const auto i : unique_) {
-    if (averages_[i].scalar_type() == parameters_[i].scalar_type()) {
-      exchange_values(parameters_[i], averages_[i]);
-    } else {
-      const bool begins = !set_aside_[i].defined();
-      if (begins) set_aside_[i] = averages_[i].to(parameters_[i].scalar_type());
-      exchange_values(parameters_[i], set_aside_[i]);
-      if (!begins) set_aside_[i].reset();
-    }
+    const at::Tensor now = parameters_[i].detach();
+    // what lies in shared memory stays there, and the parameter leaves it
+    set_aside_[i] = SharedParameters::contains(parameters_[i]) ? now : now.clone();
+    become(parameters_[i], averages_[i].to(parameters_[i], false, /*copy=*/true));
   }
-  are_exchanged_ = !are_exchanged_;
   for (auto& [buffer, average, counts, kept] : buffers_) {
-    if (!are_exchanged_ && kept.defined()) {
-      buffer.copy_(std::exchange(kept, {}));
-    } else if (are_exchanged_ &&
-               !at::equal(
-                   buffer,
-                   average.to(
-                       buffer.scalar_type()))) {  // no write that a DistributedDataParallel sees
-      kept = buffer.detach().clone();
-      buffer.copy_(average);
-    }
+    // no write that a DistributedDataParallel sees
+    if (at::equal(buffer, average.to(buffer))) continue;
+    kept = buffer.detach().clone();
+    buffer.copy_(average);
   }
+}
+
+void ExponentialMovingAverage::take_out() {
+  const at::NoGradGuard no_gradient;
+  for (const auto i : unique_) become(parameters_[i], set_aside_[i]);
+  set_aside_.clear();
+  for (auto& [buffer, average, counts, kept] : buffers_)
+    if (kept.defined()) buffer.copy_(std::exchange(kept, {}));
+}
+
+std::vector<at::Tensor> ExponentialMovingAverage::of_rank() const {
+  std::vector<at::Tensor> all;
+  for (const auto& buffer : buffers_) all.push_back(buffer.average);
+  return all;
 }
 
 void ExponentialMovingAverage::save(torch::serialize::OutputArchive& archive) const {
@@ -175,6 +166,9 @@ void ExponentialMovingAverage::load(torch::serialize::InputArchive& archive) {
     read.emplace_back(average, value);
   };
   for (std::size_t i = 0; i < averages_.size(); ++i) take(formatted("average.{}", i), averages_[i]);
+  at::Tensor more;
+  TORCH_CHECK(!archive.try_read(formatted("average.{}", averages_.size()), more),
+              "there are averages of more parameters than the model's ", averages_.size());
   // a file that was written before there were any has none
   if (archive.try_read("buffers", buffers)) {
     const auto count = static_cast<std::size_t>(buffers.toInt());
@@ -183,8 +177,10 @@ void ExponentialMovingAverage::load(torch::serialize::InputArchive& archive) {
     for (std::size_t i = 0; i < count; ++i) take(formatted("buffer.{}", i), buffers_[i].average);
   }
   for (const auto& [average, value] : read) average.copy_(value);
+  const bool is_undone = updates_ > 0 && updates.toInt() == 0;  // a Checkpoint::load that failed
   updates_ = updates.toInt();
   begins_.reset();
+  if (is_undone) begin_with_broadcasts();
 }
 
 }  // namespace hvd

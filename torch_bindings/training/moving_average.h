@@ -1,7 +1,8 @@
 #pragma once
 /// This is an exponential moving average of a model's parameters, which often generalises better
 /// than the last ones (Polyak and Juditsky: Acceleration of stochastic approximation by averaging,
-/// 1992). It is local: ranks with the same parameters keep the same averages. Made before the
+/// 1992). It is local: ranks with the same parameters and as many updates keep the same averages; a
+/// rank that ends a JoinGuard early has fewer, and other ones without a word. Made before the
 /// ranks' parameters are equal, it begins again when they become so (broadcast_parameters(), a
 /// DistributedDataParallel, Checkpoint::load). A parameter that is listed twice (tied weights) is
 /// averaged once. Averages of 16-bit parameters are in fp32; where a MasterWeights has a
@@ -60,18 +61,22 @@ class ExponentialMovingAverage {
   /// Returns the averages in the order of the parameters; one that is listed twice has the same
   /// tensor in both places.
   [[nodiscard]] const std::vector<at::Tensor>& averages() const { return averages_; }
-  /// Makes parameters and buffers the averages, for good.
+  /// Makes parameters and buffers the averages, for good; inside of a guard until it ends.
   void copy_to_parameters();
 
   /// An Averaged is a guard: while it lives, parameters and buffers are the averages (for
-  /// evaluation); then what they were.
+  /// evaluation); then what they were, of which it keeps a copy, whatever was written to them
+  /// meanwhile. One that begins while another lives changes nothing.
   class [[nodiscard]] Averaged {
    public:
     /// Begins the scope; averaged() does it.
     explicit Averaged(ExponentialMovingAverage& average) : average_(average) {
-      average_.exchange();
+      if (average_.guards_ == 0) average_.put_in();
+      ++average_.guards_;
     }
-    ~Averaged() { average_.exchange(); }
+    ~Averaged() {
+      if (--average_.guards_ == 0) average_.take_out();
+    }
     Averaged(const Averaged&) = delete;
     Averaged& operator=(const Averaged&) = delete;
 
@@ -81,6 +86,9 @@ class ExponentialMovingAverage {
   /// Returns a guard for evaluation with the averages.
   Averaged averaged() { return Averaged(*this); }
 
+  /// Returns the averages of buffers, which follow those of this rank: a Checkpoint keeps each
+  /// rank's.
+  [[nodiscard]] std::vector<at::Tensor> of_rank() const;
   /// Writes averages and number of updates.
   void save(torch::serialize::OutputArchive& archive) const;
   /// Reads what save() wrote. Throws c10::Error, and stays as it was, for another model's averages.
@@ -93,14 +101,15 @@ class ExponentialMovingAverage {
     at::Tensor kept;      ///< while the buffer is the average: what it was, if it differed
   };
   void begin_with_broadcasts();
-  void exchange();
+  void put_in();
+  void take_out();
 
   ExponentialMovingAverageOptions options_;
   std::vector<at::Tensor> parameters_, averages_;
-  std::vector<at::Tensor> set_aside_;  ///< while averages are in: what those in 16 bits were
+  std::vector<at::Tensor> set_aside_;  ///< while averages are in: what parameters were
   std::vector<std::size_t> unique_;    ///< the places at which a parameter is listed first
   std::vector<Buffer> buffers_;
-  bool are_exchanged_ = false;
+  int guards_ = 0;  ///< those that live
   std::int64_t updates_ = 0;
   /// Begins again; null once there was an update.
   std::shared_ptr<const std::function<void()>> begins_;

@@ -295,7 +295,11 @@ hvd::Evaluation Trainer::evaluate(bool keep_statistics) {
   const auto mixed = strategy_->autocast();
   hvd::AveragedBuffers means(*model_);
   std::optional<hvd::ExponentialMovingAverage::Averaged> averaged;
-  if (average_) averaged.emplace(*average_);
+  std::optional<hvd::AveragedBuffers> means_of_averages;
+  if (average_) {
+    averaged.emplace(*average_);
+    means_of_averages.emplace(*model_);  // each rank has averages of its own statistics
+  }
   std::vector<BadImage> bad;
   const auto tally =
       evaluate_share(*model_, data_, batch_size, device_,

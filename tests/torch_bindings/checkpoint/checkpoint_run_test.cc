@@ -48,6 +48,18 @@ const std::vector<KindOfSchedule>& schedules() {
 constexpr int kSteps = 6;
 constexpr int kItems = 53;
 
+/// With a batch norm, of which each rank has statistics of its own.
+Sequential normed_model() {
+  Sequential net(torch::nn::Linear(torch::nn::LinearOptions(6, 8).bias(false)),
+                 torch::nn::BatchNorm1d(8), torch::nn::Tanh(), torch::nn::Linear(8, 3));
+  net->to(kDouble);
+  int variant = 0;
+  const torch::NoGradGuard no_gradient;
+  for (auto& parameter : net->parameters())
+    parameter.copy_(data(parameter.sizes(), kDouble, 0, variant++) * 0.3);
+  return net;
+}
+
 /// All that trains.
 struct Run {
   Run(const MakeSchedule& make, const hvd::DistributedOptimizerOptions& options)
@@ -82,8 +94,12 @@ struct Run {
         Checkpoint(file).load(net, optimizer, {*schedule, scaler, average, sampler, noise}));
   }
   [[nodiscard]] at::Tensor all() const {
+    std::vector<at::Tensor> statistics = net->buffers();
+    for (const auto& tensor : average.of_rank()) statistics.push_back(tensor);
+    for (auto& tensor : statistics) tensor = tensor.flatten();
     return torch::cat(
         {flat(net), torch::cat({average.averages()[0].flatten(), average.averages()[3].flatten()}),
+         torch::cat(statistics),
          torch::tensor(
              {adam.param_groups()[0].options().get_lr(), scaler.get_scale(),
               static_cast<double>(schedule->steps()), static_cast<double>(sampler.processed()),
@@ -91,7 +107,7 @@ struct Run {
              kDouble)});
   }
 
-  Sequential net = small_model();
+  Sequential net = normed_model();
   torch::optim::Adam adam;
   DistributedOptimizer optimizer;
   std::unique_ptr<hvd::Schedule> schedule;
@@ -115,6 +131,8 @@ void goes_on_after_each_step(const KindOfSchedule& kind,
       first.save(folder.file(), at);
     }
     Run second(kind.make, options);
+    if (at == 1)  // without parts, of which each rank has some for itself
+      CHECK(Checkpoint(folder.file()).load(second.net, second.optimizer) == at);
     CHECK(second.load(folder.file()) == at);
     second.steps(at, kSteps);
     CHECK(same(second.all(), unbroken.all()));
@@ -208,6 +226,37 @@ TEST_CASE("what happens if parts do not fit: refused on all ranks, and nothing i
   checkpoint.save(net, sgd, 3);
   CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(net, sgd, {schedule}); }),
                  "saved without parts"));
+  // A part is of the type that it is, whatever it is called.
+  const std::unique_ptr<hvd::Schedule> cosine = std::make_unique<hvd::CosineSchedule>(sgd, 4);
+  checkpoint.save(net, sgd, 4, {*cosine});
+  CHECK(checkpoint.load(net, sgd, {other}) == 4);
+  CHECK(contains(error_of<CheckpointError>([&] { checkpoint.load(net, sgd, {schedule}); }),
+                 "its part 0 is a hvd::CosineSchedule, that of the program a hvd::StepSchedule"));
+}
+
+TEST_CASE(
+    "what happens if a load is refused before the ranks' weights are equal: averages begin with "
+    "what is broadcast afterwards") {
+  const SharedFolder folder;
+  Sequential net = small_model();
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  hvd::ExponentialMovingAverage average(*net), of_zeros({torch::zeros({8}, kDouble)});
+  average.update();
+  const Checkpoint checkpoint(folder.file());
+  checkpoint.save(net, sgd, 1, {average, of_zeros});
+  {
+    const torch::NoGradGuard no_gradient;
+    for (auto& parameter : net->parameters()) parameter.add_(hvd::rank() + 1);
+  }
+  hvd::ExponentialMovingAverage fresh(*net), unfit({torch::zeros({last() ? 9 : 8}, kDouble)});
+  CHECK(contains(error_of<CheckpointError>([&] {
+                   checkpoint.load(net, sgd, {fresh, unfit});
+                 }),
+                 "its part 1, a hvd::ExponentialMovingAverage, does not fit"));
+  CHECK(fresh.updates() == 0);
+  hvd::broadcast_parameters(*net, 0);
+  for (std::size_t i = 0; i < fresh.averages().size(); ++i)
+    CHECK(same(fresh.averages()[i], net->parameters()[i].detach()));
 }
 
 TEST_CASE("schedules: the rates of PyTorch's schedulers, on every group") {

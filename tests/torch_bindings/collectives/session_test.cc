@@ -140,9 +140,11 @@ TEST_CASE("SyncBatchNorm sends once forward and once backward, and nothing in ev
     CHECK(sent() == once);
     y.square().sum().backward();
     CHECK(sent() == 2 * once);
+    forward(x.detach()).square().sum().backward();
+    CHECK(sent() == 3 * once);  // no rank's input needs a gradient
     module->eval();
     forward(x).sum().backward();
-    CHECK(sent() == 2 * once);
+    CHECK(sent() == 3 * once);
   };
   check([&](const at::Tensor& x) { return layer->forward(x); }, layer);
   check([&](const at::Tensor& x) { return converted->forward(x); }, converted);

@@ -201,6 +201,10 @@ TEST_CASE("SyncBatchNorm: a set of its own, one value per rank, and no value at 
     const at::Tensor empty = layer->forward(none);
     CHECK(empty.sizes() == none.sizes());
     CHECK(layer->running_mean[0].item<double>() == doctest::Approx(0.1));
+    empty.sum().backward();  // as one process does: gradients, all zeros
+    CHECK(none.grad().sizes() == none.sizes());
+    for (const auto& parameter : layer->parameters())
+      CHECK(same(parameter.grad(), torch::zeros({2}, kDouble)));
   }
   hvd::remove_process_set(pair);
 }
@@ -373,6 +377,15 @@ TEST_CASE("convert_sync_batchnorm: a layer itself, holders, handles kept, and ot
   torch::nn::BatchNorm3d unlearned(bare);
   hvd::convert_sync_batchnorm(unlearned);
   CHECK(compare(unlearned, bare, 5, 2, kDouble) < 1e-12);
+
+  // Two that share what they learn are two: one evaluates while the other trains.
+  torch::nn::BatchNorm1d trains(options), evaluates(options);
+  evaluates->weight = trains->weight;
+  evaluates->bias = trains->bias;
+  hvd::convert_sync_batchnorm(trains);
+  hvd::convert_sync_batchnorm(evaluates);
+  evaluates->eval();
+  CHECK(compare(trains, options, 2, 1, kDouble) < 1e-12);
 
   // Others stay ordinary: only rank 0 goes through this one.
   if (hvd::rank() == 0) {

@@ -18,6 +18,7 @@ using hvd::AutocastGuard;
 using hvd::DistributedOptimizer;
 using hvd::GradScaler;
 using torch::nn::Sequential;
+using torch::optim::Optimizer;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
@@ -523,6 +524,30 @@ TEST_CASE(
   scaler.step(optimizer);
   scaler.update();
   CHECK(same_on_all_ranks(flat(half)));
+}
+
+TEST_CASE(
+    "GradScaler: Adasum on ranks that do not agree is refused, as one that left its step out would "
+    "be waited for") {
+  Sequential net = small_model(kFloat);
+  SGD wrapped = sgd(net);
+  DistributedOptimizer optimizer(wrapped, net->named_parameters(), {.op = hvd::ReduceOp::Adasum});
+  for (const bool agree : {false, true}) {
+    if (!agree && hvd::size() == 1) continue;
+    GradScaler scaler({.init_scale = 4, .agree = agree});
+    optimizer.zero_grad();
+    scaler.scale(spoilt(small_loss(net, hvd::rank(), 0), last())).backward();
+    const at::Tensor before = flat(net);
+    if (agree) {
+      scaler.step(optimizer);
+      scaler.update();
+      CHECK(scaler.get_scale() == 2);
+    } else {
+      CHECK(contains(error_of<hvd::InvalidArgument>([&] { scaler.step(optimizer); }),
+                     "ranks have to agree"));
+    }
+    CHECK(same(flat(net), before));
+  }
 }
 
 }  // namespace

@@ -584,4 +584,84 @@ TEST_CASE("MasterWeights: without it the optimizer goes on in 16 bits") {
   }
 }
 
+TEST_CASE(
+    "MasterWeights: a closure that is evaluated often clips each evaluation's gradients, whoever "
+    "throws the last ones away") {
+  const auto train = [](bool by_module) {
+    MixedNet net(kBFloat16);
+    net.norm->eval();
+    torch::optim::LBFGS inner(net.parameters(), torch::optim::LBFGSOptions(0.5).max_iter(4));
+    MasterWeights masters(inner);
+    DistributedOptimizer optimizer(masters, net.named_parameters());
+    int evaluations = 0;
+    for (int step = 0; step < 2; ++step)
+      optimizer.step([&] {
+        ++evaluations;
+        by_module ? net.zero_grad() : optimizer.zero_grad();
+        const at::Tensor loss = net.loss(hvd::rank(), step);
+        loss.backward();
+        hvd::clip_grad_norm_(optimizer, 0.05);
+        return loss;
+      });
+    CHECK(evaluations > 2);
+    CHECK(equal_on_all_ranks(net));
+    return net.in->weight.detach();
+  };
+  CHECK(same(train(true), train(false)));
+}
+
+TEST_CASE("MasterWeights: a model that becomes fp32 goes on with its masters and its state") {
+  for (const auto& kind : torch_optimizers()) {
+    CAPTURE(kind.name);
+    for (const Way way : {Way::Local, Way::Whole}) {
+      at::Tensor weight = torch::ones({40}, kBFloat16).requires_grad_(),
+                 by_hand = torch::ones({40}).requires_grad_();
+      const auto inner = kind.make({weight}), plain = kind.make({by_hand});
+      MasterWeights masters(*inner);
+      std::unique_ptr<DistributedOptimizer> around;
+      if (way == Way::Whole) around = std::make_unique<DistributedOptimizer>(masters);
+      for (int step = 0; step < 6; ++step) {
+        if (step == 3) {  // as module->to(kFloat) does
+          CHECK(same(masters.masters()[0].second, by_hand.detach()));
+          weight.mutable_grad().reset();
+          weight.set_data(weight.detach().to(kFloat));
+        }
+        if (step == 3) weight.detach()[1].fill_(3);  // which counts, as ever
+        if (step == 3) by_hand.detach()[1].fill_(3);
+        weight.mutable_grad() = data({40}, weight.scalar_type(), 0, step);
+        by_hand.mutable_grad() = data({40}, kFloat, 0, step);
+        around ? around->step() : masters.step();
+        plain->step();
+        CHECK(same(weight.detach(), by_hand.detach().to(weight.scalar_type())));
+      }
+      CHECK(masters.masters().empty());
+      CHECK(inner->state().size() == plain->state().size());
+    }
+  }
+}
+
+TEST_CASE("MasterWeights: a model that becomes a 16-bit one after some steps keeps its state") {
+  for (const auto& kind : torch_optimizers()) {
+    CAPTURE(kind.name);
+    at::Tensor weight = torch::ones({40}).requires_grad_(),
+               by_hand = torch::ones({40}).requires_grad_();
+    const auto inner = kind.make({weight}), plain = kind.make({by_hand});
+    MasterWeights masters(*inner);
+    DistributedOptimizer optimizer(masters);
+    for (int step = 0; step < 5; ++step) {
+      if (step == 2) {
+        weight.mutable_grad().reset();
+        weight.set_data(weight.detach().to(kBFloat16));
+        by_hand.detach().copy_(weight.detach());  // what `to()` has made of it
+      }
+      weight.mutable_grad() = data({40}, weight.scalar_type(), 0, step);
+      by_hand.mutable_grad() = data({40}, kFloat, 0, step);
+      optimizer.step();
+      plain->step();
+      CHECK(same(weight.detach(), by_hand.detach().to(weight.scalar_type())));
+    }
+    CHECK(same(masters.masters()[0].second, by_hand.detach()));
+  }
+}
+
 }  // namespace

@@ -162,4 +162,24 @@ TEST_CASE(
       "a dimension to cut along"));
 }
 
+TEST_CASE(
+    "data_parallel: SyncBatchNorm in several replicas of several ranks is refused on all, also "
+    "where the rows are too few to cut") {
+  torch::nn::Sequential net(Linear(3, 4), torch::nn::BatchNorm1d(4));
+  torch::nn::BatchNorm1d itself(3);
+  hvd::convert_sync_batchnorm(net);
+  hvd::convert_sync_batchnorm(itself);
+  const bool alone = hvd::size() == 1;
+  const at::Tensor x = data({!alone && last() ? 1 : 6, 3}, at::kFloat, hvd::rank());
+  const auto refused = [&](const auto& call, const std::string& part) {
+    CHECK(contains(error_of<hvd::InvalidArgument>(call), alone ? "(no error)" : part));
+  };
+  refused([&] { hvd::data_parallel(net, x, 2); }, "the layer '1'");
+  refused([&] { hvd::data_parallel(itself, x, 2); }, "BatchNorm1d");
+  hvd::data_parallel(net, x, 1);
+  CHECK(same_on_all_ranks(net->ptr<hvd::SyncBatchNormImpl>(1)->running_var));
+  net->eval();
+  CHECK(difference(hvd::data_parallel(net, x, 2), net->forward(x)) < 1e-6);
+}
+
 }  // namespace

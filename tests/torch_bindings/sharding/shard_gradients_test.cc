@@ -475,4 +475,70 @@ TEST_CASE(
   CHECK(weight.item<double>() == doctest::Approx(2 - 0.25 * (hvd::size() + 1)));
 }
 
+TEST_CASE(
+    "shard_gradients: unshard() between backward() and step() is refused on all ranks, also where "
+    "gradients are only on their way, or on some ranks alone") {
+  for (const bool on_all : {true, false}) {
+    CAPTURE(on_all);
+    const at::Tensor weight = torch::full({70}, 2.0, kDouble).requires_grad_(),
+                     unused = torch::ones({70}, kDouble).requires_grad_();
+    SGD sgd(Parameters{weight, unused}, SGDOptions(0.5));
+    DistributedOptimizer optimizer(sgd, {}, {.shard_gradients = true});
+    const bool here = on_all || !last();
+    if (here) (weight * (hvd::rank() + 1)).sum().backward();
+    if (hvd::size() > 1)
+      CHECK(contains(error_of<hvd::InvalidArgument>([&] { optimizer.unshard(); }),
+                     "or on their way"));
+    optimizer.step();
+    const int ranks = hvd::size(), those = on_all ? ranks : ranks - 1;
+    const double stepped = 2 - 0.5 * those * (those + 1) / 2 / ranks;
+    CHECK(difference(weight.detach(), torch::full({70}, stepped, kDouble)) < 1e-12);
+    CHECK(same(unused.detach(), torch::ones({70}, kDouble)));
+    optimizer.unshard();
+    CHECK_FALSE(optimizer.is_sharded());
+    optimizer.zero_grad();
+    (weight * (hvd::rank() + 1)).sum().backward();
+    optimizer.step();
+    CHECK(difference(weight.detach(), torch::full({70}, stepped - 0.25 * (ranks + 1), kDouble)) <
+          1e-12);
+  }
+}
+
+TEST_CASE(
+    "shard_gradients: a group that is taken out again counts no more, in norms and for a "
+    "GradScaler") {
+  for (const bool when_reduced : {true, false}) {
+    for (const bool shares : {true, false}) {
+      CAPTURE(when_reduced);
+      CAPTURE(shares);
+      const at::Tensor weight = torch::zeros({130}, torch::requires_grad()),
+                       removed = torch::zeros({150}, torch::requires_grad());
+      std::vector<torch::optim::OptimizerParamGroup> groups{Parameters{weight},
+                                                            Parameters{removed}};
+      SGD sgd(groups, SGDOptions(1));
+      DistributedOptimizer optimizer(sgd, {}, {.shard_gradients = shares});
+      hvd::GradScaler scaler({.init_scale = 4});
+      float before = 0;
+      for (int step = 0; step < 2; ++step) {
+        if (step == 0 && !when_reduced) sgd.param_groups().pop_back();
+        optimizer.zero_grad();
+        scaler.scale((weight * (hvd::rank() + 1)).sum() + (removed * INFINITY).sum()).backward();
+        if (step == 0 && when_reduced) {
+          optimizer.synchronize();
+          sgd.param_groups().pop_back();
+        }
+        scaler.unscale_(optimizer);
+        const double norm = std::sqrt(130.0) * (hvd::size() + 1) / 2;
+        CHECK(hvd::clip_grad_norm_(optimizer, 1) == doctest::Approx(norm).epsilon(1e-5));
+        scaler.step(optimizer);
+        scaler.update();
+        CHECK(scaler.get_scale() == 4);
+        before -= static_cast<float>(1 / std::sqrt(130.0));
+        CHECK(difference(weight.detach(), torch::full({130}, before)) < 1e-5);
+        CHECK(same(removed.detach(), torch::zeros({150})));
+      }
+    }
+  }
+}
+
 }  // namespace

@@ -510,6 +510,18 @@ TEST_CASE("ExponentialMovingAverage: the closed form, its guard, its file") {
   other.load(in);
   CHECK(other.updates() == kUpdates);
   CHECK(torch::equal(other.averages()[0], average.averages()[0]));
+  // Those of more parameters, of which the first fit.
+  std::stringstream file_of_more;
+  torch::serialize::OutputArchive out_of_more;
+  hvd::ExponentialMovingAverage({torch::ones({3}, kDouble), torch::ones({2}, kDouble)})
+      .save(out_of_more);
+  out_of_more.save_to(file_of_more);
+  torch::serialize::InputArchive in_of_more;
+  in_of_more.load_from(file_of_more);
+  CHECK(contains(error_of<c10::Error>([&] { other.load(in_of_more); }),
+                 "more parameters than the model's 1"));
+  CHECK(other.updates() == kUpdates);
+  CHECK(torch::equal(other.averages()[0], average.averages()[0]));
   average.copy_to_parameters();
   CHECK(parameter[2].item<double>() == doctest::Approx(expected).epsilon(1e-13));
 

@@ -71,6 +71,83 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "what happens if I evaluate with averages before the ranks' weights are equal: they begin with "
+    "what is broadcast") {
+  Sequential net = small_model();
+  {
+    const torch::NoGradGuard no_gradient;
+    for (auto& parameter : net->parameters()) parameter.add_(hvd::rank());
+  }
+  const at::Tensor before = flat(net).clone();
+  ExponentialMovingAverage average(*net);
+  {
+    const auto guard = average.averaged();
+    CHECK(same(flat(net), before));
+  }
+  hvd::broadcast_parameters(*net, 0);
+  for (std::size_t i = 0; i < average.averages().size(); ++i)
+    CHECK(same(average.averages()[i], net->parameters()[i].detach()));
+}
+
+TEST_CASE(
+    "what happens if I save, update or copy averages inside of their guard, or open a second one: "
+    "they stay what they are, and the weights come back") {
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    CAPTURE(std::string(c10::toString(type)));
+    Sequential net = normed(type);
+    ExponentialMovingAverage average(*net, {.decay = 0.5});
+    const at::Tensor mean = net->named_buffers()["1.running_mean"];
+    for (int step = 0; step < 3; ++step) {
+      const torch::NoGradGuard no_gradient;
+      for (auto& parameter : net->parameters()) parameter.add_(hvd::rank() + 1);
+      mean.add_(hvd::rank() + 1);
+      average.update();
+    }
+    const auto all_of = [](const ExponentialMovingAverage& one) {
+      std::vector<at::Tensor> all = one.averages();
+      for (const auto& tensor : one.of_rank()) all.push_back(tensor);
+      return all;
+    };
+    std::vector<at::Tensor> expected;
+    for (const auto& tensor : all_of(average)) expected.push_back(tensor.clone());
+    const auto are_averages = [&](const ExponentialMovingAverage& one) {
+      for (std::size_t i = 0; i < expected.size(); ++i) CHECK(same(all_of(one)[i], expected[i]));
+    };
+    const auto are_in = [&] {
+      for (std::size_t i = 0; i < net->parameters().size(); ++i)
+        CHECK(same(net->parameters()[i].detach(), expected[i].to(type)));
+    };
+    const at::Tensor weights = flat(net).clone(), mean_of_rank = mean.clone();
+    {
+      const auto guard = average.averaged();
+      are_in();
+      CHECK(difference(mean, mean_of_rank) > 0.5);
+      { const auto second = average.averaged(); }
+      are_in();
+      std::stringstream file;
+      torch::serialize::OutputArchive out;
+      average.save(out);
+      out.save_to(file);
+      torch::serialize::InputArchive in;
+      in.load_from(file);
+      Sequential of_file = normed(type);
+      ExponentialMovingAverage read(*of_file);
+      read.load(in);
+      are_averages(read);
+      average.copy_to_parameters();
+      are_in();
+      if (type != at::kBFloat16) average.update();  // with what is rounded it would be another
+      are_averages(average);
+    }
+    CHECK(same(flat(net), weights));
+    CHECK(same(mean, mean_of_rank));
+    are_averages(average);
+    average.copy_to_parameters();
+    are_in();
+  }
+}
+
+TEST_CASE(
     "what happens if I average a model with masters: the masters are averaged, where a rank has "
     "them whole") {
   for (const bool wrapped : {false, true}) {

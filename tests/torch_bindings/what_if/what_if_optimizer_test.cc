@@ -195,6 +195,9 @@ TEST_CASE(
       if (compression == Compression::none())
         CHECK(contains(text, last_rank() + " has changed the parameters or groups of optimizer."));
       if (last() || when == When::BeforeZeroGrad) CHECK(same(net.first->weight.detach(), before));
+      CHECK(contains(
+          error_of<hvd::Mismatch>([&] { optimizer.check_replicas(); }),
+          grouping("parameters in each group is [2]", "parameters in each group is [2, 2]")));
       add(!last());
       hvd::broadcast_parameters(net, 0);
       {

@@ -223,4 +223,31 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "what happens if I load a model while it is sharded, and one rank refuses the next step: all "
+    "ranks go on with the same parameters") {
+  if (hvd::size() == 1) return;
+  TiedNet net;
+  SGD wrapped(net.parameters(), SGDOptions(0.1));
+  DistributedOptimizer optimizer(wrapped, net.named_parameters(), {.shard_optimizer_state = true});
+  step_together(net, optimizer, 0);
+  {
+    const torch::NoGradGuard no_gradient;
+    for (auto& parameter : once(net.parameters()))  // as torch::load does
+      parameter.set_data(parameter.detach() * 0.5);
+  }
+  optimizer.zero_grad();
+  net.loss(hvd::rank(), 1).backward();
+  if (last()) net.hidden->weight.mutable_grad().mul_(2);
+  const auto step = [&] { optimizer.step(); };
+  if (last()) {
+    CHECK(contains(error_of<hvd::InvalidArgument>(step), "hidden.weight"));
+  } else {
+    CHECK(contains(error_of<hvd::Mismatch>(step), last_rank() + " has made no step"));
+  }
+  CHECK(equal_on_all_ranks(net));
+  step_together(net, optimizer, 2);
+  CHECK(equal_on_all_ranks(net));
+}
+
 }  // namespace

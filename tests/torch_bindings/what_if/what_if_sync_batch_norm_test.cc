@@ -116,6 +116,40 @@ TEST_CASE(
   }
 }
 
+/// What the input of the batch norm is on `rank`: on all but the first it needs no gradient.
+at::Tensor normed_input(const torch::nn::Sequential& net, int rank) {
+  const at::Tensor made = net->ptr<torch::nn::LinearImpl>(0)->forward(rows(rank, 0));
+  return rank == 0 ? made : made.detach();
+}
+at::Tensor loss_behind(torch::nn::Sequential& net, at::Tensor x, const at::Tensor& target) {
+  for (auto layer = std::next(net->begin()); layer != net->end(); ++layer) x = layer->forward(x);
+  return (x - target).square().sum();
+}
+
+TEST_CASE(
+    "what happens if the input of a SyncBatchNorm needs a gradient on one rank only: gradients are "
+    "those of one process") {
+  for (const bool affine : {true, false}) {
+    CAPTURE(affine);
+    auto net = normed_model(affine), alone = normed_model(affine);
+    hvd::convert_sync_batchnorm(net);
+    loss_behind(net, normed_input(net, hvd::rank()), rows(hvd::rank(), 1)).backward();
+    std::vector<at::Tensor> inputs, targets;
+    for (const int rank : everyone()) {
+      inputs.push_back(normed_input(alone, rank));
+      targets.push_back(rows(rank, 1));
+    }
+    loss_behind(alone, at::cat(inputs), at::cat(targets)).backward();
+    for (std::size_t i = 0; i < net->parameters().size(); ++i) {
+      const at::Tensor parameter = net->parameters()[i];
+      const at::Tensor own =
+          parameter.grad().defined() ? parameter.grad() : at::zeros_like(parameter);
+      CHECK(difference(hvd::allreduce(own, {.op = hvd::ReduceOp::Sum}),
+                       alone->parameters()[i].grad()) < 1e-10);
+    }
+  }
+}
+
 TEST_CASE(
     "what happens if SyncBatchNorm cannot tell what a rank counts: InvalidArgument on all ranks, "
     "and the next step is right") {
