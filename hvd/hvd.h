@@ -211,9 +211,9 @@ bool poll(const Handle<T>& handle) {
   return handle.done();
 }
 
-/// Combines `input` of all ranks into `output` on each; the two may be the same buffer, and on the
-/// host they may overlap. Errors as in docs/semantics.md: a wrong call throws InvalidArgument or
-/// DuplicateName at once, a disagreement between ranks throws Mismatch on all of them at `wait()`.
+/// Combines `input` of all ranks into `output` on each; they may be one buffer. Those on the host
+/// may overlap in part; the input is lost then, also by a call that fails. A wrong call throws
+/// InvalidArgument or DuplicateName at once; ranks that disagree all get Mismatch at `wait()`.
 Handle<void> allreduce_async(const Buffer& input, const Buffer& output,
                              const AllreduceOptions& options = {});
 /// Does what `allreduce_async` does, and waits.

@@ -6,7 +6,8 @@
 /// domain 1)) + ... float16 and bfloat16: what a domain of several ranks contributes is rounded to
 /// the type for the wire, so the result is rounded twice; float16 contributions to sums are divided
 /// by a power of two on the way, so that none overflows, and multiplied by it and by the prescale
-/// factor in float32 where they are combined. Where a plan is raw, contributions are the ranks' own
+/// factor in float32 where they are combined (a factor above 1 saves no value that is too small for
+/// the type). Where a plan is raw, contributions are the ranks' own
 /// inputs, combined in rank order and rounded once, as within one domain. That is where no domain
 /// has two ranks, and for averages of integers, whose exact sums do not fit into the type; there a
 /// domain of k ranks sends k times the data. The values of ranks that have joined are zeros. One

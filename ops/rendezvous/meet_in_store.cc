@@ -127,6 +127,10 @@ class StoreFinder {
         int code = 0;
         const auto heard = address_to_listen_at(address_.host, place_.addresses.front());
         if (auto listener = listen_at(heard, code)) return std::move(*listener);
+        // at another address of this host somebody has the port, which may be free at this one
+        if (code == EADDRINUSE)
+          if (auto listener = listen_at(place_.addresses.front(), code))
+            return std::move(*listener);
         if (code != EADDRNOTAVAIL || error == 0) error = code;
         if (code == EADDRINUSE) require_no_other(place_);
       }

@@ -69,7 +69,9 @@ std::vector<SocketAddress> resolve(const std::string& host, std::string& problem
 SocketAddress address_to_listen_at(const std::string& host, const SocketAddress& address) {
   const bool is_number =
       host.find(':') != std::string::npos || host.find_first_not_of("0123456789.") == host.npos;
-  if (is_number || host.find("localhost") != std::string::npos) return address;
+  const bool is_of_host_alone =
+      host.find("localhost") != std::string::npos || host.find("loopback") != std::string::npos;
+  if (is_number || is_of_host_alone) return address;
   SocketAddress all = address;
   if (address.storage.ss_family == AF_INET6) {
     auto& inside = reinterpret_cast<sockaddr_in6*>(&all.storage)->sin6_addr;

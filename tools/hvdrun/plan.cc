@@ -130,7 +130,8 @@ std::set<std::string> names_to_export(const Options& options) {
 }
 
 /// Returns the words of --mpi-args as a shell has them, with its quotes.
-std::vector<std::string> words_of(const std::string& text) {
+std::vector<std::string> words_of(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
   wordexp_t found{};
   if (::wordexp(text.c_str(), &found, WRDE_NOCMD) != 0)
     throw WrongOptions(

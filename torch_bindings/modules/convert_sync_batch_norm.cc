@@ -105,7 +105,7 @@ void intercept() {
 
 struct BatchNorm {
   std::shared_ptr<Module> layer;
-  at::Tensor mark;
+  at::Tensor mark, weight;
   bool exact = false;  ///< LibTorch's own type, not one that the user derived from it
   std::function<std::shared_ptr<SyncBatchNormImpl>(const ProcessSet&)> replacement;
 };
@@ -116,6 +116,7 @@ bool inspect(const std::shared_ptr<Module>& module, BatchNorm& found) {
   if (layer == nullptr) return false;
   found.layer = module;
   found.mark = mark_of(layer->weight, layer->running_mean);
+  found.weight = layer->weight;
   found.exact = typeid(*layer) == typeid(Impl);
   found.replacement = [layer](const ProcessSet& set) {
     return std::make_shared<SyncBatchNormImpl>(*layer, set);
@@ -144,6 +145,8 @@ class Conversion {
           path));
     steps_.emplace_back([this, found] {
       intercept();
+      // it may call batch_norm without the statistics that it has
+      if (found.weight.defined()) Converted::all().add(found.weight, found.layer, process_set_);
       Converted::all().add(found.mark, found.layer, process_set_);
     });
   }

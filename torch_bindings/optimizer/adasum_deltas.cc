@@ -75,10 +75,13 @@ void AdasumDeltas::put_hooks(std::size_t place) {
   Slot& slot = slots_[place];
   const auto refuse_more = [place, name = slot.name, parameter = slot.parameter,
                             witness = terms_.witness](Passes& passes) {
-    if (!parameter.grad().defined()) passes.counts[place] = 0;  // it was thrown away
     if (passes.counts[place] < passes.limit) return;
     if (witness && !witness->stepped({{name, parameter}}).empty())
       throw InvalidArgument(detail::StepWatch::words_of(name));
+    if (!parameter.grad().defined()) {  // it was thrown away
+      passes.counts[place] = 0;
+      return;
+    }
     throw InvalidArgument(
         formatted("gradient of '{}': more than {} backward passes without step(); raise "
                   "backward_passes_per_step or call step() or zero_grad() in between",

@@ -3,6 +3,8 @@
 #include <c10/util/ScopeExit.h>
 #include <torch/torch.h>
 
+#include <utility>
+
 #include "hvd/base/text.h"
 #include "torch_bindings/gradients/gradient_owners.h"
 #include "torch_bindings/optimizer/optimizer.h"
@@ -75,9 +77,10 @@ at::Tensor MasterWeights::step(LossClosure closure) {
           "their way; step that");
   param_groups();
   OptimizerShards::refuse_shares(wrapped_);
+  bool was_evaluated = false;
   const auto evaluated = [&] {
     copies_->take_back();
-    copies_->forget_factors();
+    if (std::exchange(was_evaluated, true)) copies_->forget_factors();
     at::Tensor loss = closure();
     param_groups();
     copies_->lend(MasterCopies::Lent::OfAll);

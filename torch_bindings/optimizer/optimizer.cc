@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "hvd/api/world.h"
 #include "hvd/base/text.h"
@@ -95,11 +96,13 @@ at::Tensor step_wrapped(OptimizerParts& parts, const LossClosure& closure = null
 /// that all decide alike. The user gets this rank's own.
 at::Tensor step_with_closure(OptimizerParts& parts, const LossClosure& closure) {
   std::vector<std::pair<at::Tensor, at::Tensor>> losses;
+  bool was_evaluated = false;
   const at::Tensor loss = step_wrapped(parts, [&] {
     if (parts.shards) parts.shards->interrupt_update();
     if (parts.masters != nullptr) {
       parts.master_copies()->take_back();
-      parts.masters->leave_out_step();  // clipping was of the last evaluation's gradients
+      // clipping was of the last evaluation's gradients
+      if (std::exchange(was_evaluated, true)) parts.masters->leave_out_step();
     }
     if (*parts.skips == 0)
       for (const auto& reducer : parts.reducers.all()) reducer->begin_evaluation();
@@ -230,11 +233,15 @@ void DistributedOptimizer::synchronize_once() {
 void DistributedOptimizer::check_replicas() {
   OptimizerParts& parts = this->parts().reconciled();
   if (parts.is_local()) return;
+  if (parts.deltas) return parts.deltas->check_replicas();
+  // All ranks have the first reducer, which names what differs in it; of groups that were added
+  // some may have none.
+  const auto& reducers = parts.reducers.all();
+  reducers.front()->check_replicas();
   detail::agree_on("check_replicas",
                    {{"parameters in each group", to_string(parts.groups.layout())}},
                    parts.options.process_set);
-  for (const auto& reducer : parts.reducers.all()) reducer->check_replicas();
-  if (parts.deltas) parts.deltas->check_replicas();
+  for (std::size_t i = 1; i < reducers.size(); ++i) reducers[i]->check_replicas();
 }
 
 void DistributedOptimizer::leave_out_step() { parts().begin_step(); }

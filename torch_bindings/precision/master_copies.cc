@@ -158,15 +158,18 @@ void MasterCopies::take_in_state_of(const at::Tensor& parameter) {
 void MasterCopies::lend(Lent which) {
   if (lent_) return;
   const at::NoGradGuard no_gradient;
-  end_masters_of_wide();
+  if (which != Lent::AsTheyAre) end_masters_of_wide();
   std::vector<std::vector<at::Tensor>> groups;
   std::set<const void*> seen;
   for (const auto& group : optimizer_.param_groups()) {
     auto& tensors = groups.emplace_back(group.params());
     for (auto& tensor : tensors) {
-      if (!MasterCopy::is_for(tensor)) continue;
       const at::Tensor parameter = tensor;
-      take_in_state_of(parameter);
+      if (MasterCopy::is_for(parameter)) {
+        take_in_state_of(parameter);
+      } else if (!copies_.contains(parameter.unsafeGetTensorImpl())) {
+        continue;  // else it is about to be none of a 16-bit parameter any more
+      }
       const at::Tensor gradient = which == Lent::AsTheyAre ? at::Tensor() : parameter.grad();
       const bool wanted = gradient.defined() || which == Lent::OfAll;
       if (!wanted && !copies_.contains(parameter.unsafeGetTensorImpl())) continue;

@@ -66,7 +66,8 @@ class ExponentialMovingAverage {
 
   /// An Averaged is a guard: while it lives, parameters and buffers are the averages (for
   /// evaluation); then what they were, of which it keeps a copy, whatever was written to them
-  /// meanwhile. One that begins while another lives changes nothing.
+  /// meanwhile (of shared parameters all ranks' step is kept). One that begins while another lives
+  /// changes nothing.
   class [[nodiscard]] Averaged {
    public:
     /// Begins the scope; averaged() does it.

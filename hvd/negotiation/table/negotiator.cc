@@ -380,9 +380,7 @@ void Negotiator::forget(std::uint32_t id) {
 
 bool Negotiator::all_left() const {
   // Across domains only the root knows when nothing more can come.
-  return topology_.domains > 1
-             ? ended_
-             : left_.size() == static_cast<std::size_t>(topology_.size) && lingering_ == 0;
+  return topology_.domains > 1 ? ended_ : have_all_left() && lingering_ == 0;
 }
 
 std::vector<int> Negotiator::leavers_of(const UnitKey& key) const {

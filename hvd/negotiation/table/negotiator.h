@@ -133,6 +133,9 @@ class Negotiator : public Records {
   }
 
   [[nodiscard]] bool any_left() const { return !left_.empty(); }
+  [[nodiscard]] bool have_all_left() const {
+    return left_.size() == static_cast<std::size_t>(topology_.size);
+  }
   /// All ranks have left, none has a send or recv pending, and nothing more will be agreed.
   [[nodiscard]] bool all_left() const;
   /// Ranks of the key's set that have left without having joined, in the order in which they left.

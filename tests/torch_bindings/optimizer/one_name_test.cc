@@ -350,6 +350,27 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "what happens if I step the optimizer that an Adasum wrapper is around, and never the wrapper: "
+    "a backward pass refuses it") {
+  if (hvd::size() == 1) return;
+  for (const auto& kind : libtorchs()) {
+    CAPTURE(kind.name);
+    Sequential net = small_model();
+    const auto plain = kind.make(net->parameters());
+    DistributedOptimizer optimizer(*plain, net->named_parameters(), {.op = hvd::ReduceOp::Adasum});
+    const std::string text = error_of<InvalidArgument>([&] {
+      for (int pass = 0; pass < 5; ++pass) {
+        plain->zero_grad();
+        small_loss(net, hvd::rank(), pass).backward();
+        plain->step();
+      }
+    });
+    CHECK(
+        contains(text, "step() of the optimizer that a DistributedOptimizer is around was called"));
+  }
+}
+
+TEST_CASE(
     "what happens if I step the wrapped optimizer of a sharded wrapper, with a state or without: "
     "refused on all ranks") {
   with_and_without_one_copy();
