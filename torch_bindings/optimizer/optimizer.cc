@@ -233,15 +233,14 @@ void DistributedOptimizer::synchronize_once() {
 void DistributedOptimizer::check_replicas() {
   OptimizerParts& parts = this->parts().reconciled();
   if (parts.is_local()) return;
-  if (parts.deltas) return parts.deltas->check_replicas();
-  // All ranks have the first reducer, which names what differs in it; of groups that were added
-  // some may have none.
-  const auto& reducers = parts.reducers.all();
-  reducers.front()->check_replicas();
-  detail::agree_on("check_replicas",
-                   {{"parameters in each group", to_string(parts.groups.layout())}},
-                   parts.options.process_set);
-  for (std::size_t i = 1; i < reducers.size(); ++i) reducers[i]->check_replicas();
+  // first, as a group that some ranks lack has a reducer, which compares, on the others alone
+  detail::Statements mine{{"parameters in each group", to_string(parts.groups.layout())}};
+  for (const auto& reducer : parts.reducers.all())
+    for (const auto& [name, parameter] : reducer->parameters())
+      mine.emplace_back(formatted("parameter '{}'", name), to_string(parameter.sizes().vec()));
+  detail::agree_on("check_replicas", mine, parts.options.process_set);
+  for (const auto& reducer : parts.reducers.all()) reducer->check_replicas();
+  if (parts.deltas) parts.deltas->check_replicas();
 }
 
 void DistributedOptimizer::leave_out_step() { parts().begin_step(); }

@@ -195,9 +195,9 @@ TEST_CASE(
       if (compression == Compression::none())
         CHECK(contains(text, last_rank() + " has changed the parameters or groups of optimizer."));
       if (last() || when == When::BeforeZeroGrad) CHECK(same(net.first->weight.detach(), before));
-      CHECK(contains(
-          error_of<hvd::Mismatch>([&] { optimizer.check_replicas(); }),
-          grouping("parameters in each group is [2]", "parameters in each group is [2, 2]")));
+      const std::string told = error_of<hvd::Mismatch>([&] { optimizer.check_replicas(); });
+      CHECK(contains(told, "parameters in each group is [2],"));
+      CHECK(contains(told, last_rank() + ": parameters in each group is [2, 2], parameter '"));
       add(!last());
       hvd::broadcast_parameters(net, 0);
       {
