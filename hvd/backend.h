@@ -35,14 +35,9 @@ struct ProcessSetInfo {
 };
 
 /// BatchTraits decide which backend runs a batch. They are equal on every rank of the batch.
-struct BatchTraits {
-  OpKind kind = OpKind::Allreduce;     ///< what is to be done
+struct BatchTraits : OperationTerms {
   DataType dtype = DataType::Float32;  ///< of all members
-  ReduceOp op = ReduceOp::Sum;         ///< Allreduce, Reducescatter
-  Device device;                ///< the kind is equal on all ranks; the index is this rank's own
-  double prescale_factor = 1;   ///< multiplies every input
-  double postscale_factor = 1;  ///< multiplies the result
-  int root = 0;                 ///< global rank, Broadcast only
+  Device device;  ///< the kind is equal on all ranks; the index is this rank's own
   const ProcessSetInfo* set = nullptr;  ///< stays valid as long as the engine
 };
 

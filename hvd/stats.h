@@ -40,14 +40,20 @@ struct StatsCounters {
     counter.fetch_add(amount, std::memory_order_relaxed);
   }
 
-  /// FastPathCounters are what the fast path adds to, which is the same field again: under a lock,
-  /// so that no addition has to be atomic.
+  /// FastPathCounters are what the fast path adds to, which are the same fields again: under a
+  /// lock, so that no addition has to be atomic.
   struct FastPathCounters {
     /// @{
     /// Counts what the field of Stats has that is called so.
     std::atomic<std::uint64_t> tensors_submitted{0}, batches_run{0}, tensors_fused{0},
         bytes_reduced{0}, negotiation_rounds{0};
 
+    /// @}
+
+    /// @{
+    /// Counts rounds as the field of StatsCounters does that is called so.
+    decltype(StatsCounters::routes) routes{};
+    decltype(StatsCounters::accesses) accesses{};
     /// @}
 
     /// Adds `amount` to one of the counters. One thread at a time.

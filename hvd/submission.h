@@ -45,14 +45,9 @@ struct TensorArgument {
 /// A Submission is one operation: of a tensor, or of a group that becomes ready together and fails
 /// together. Barrier and Join have no tensor; the tensor of a Control stands for a list of ranks,
 /// which is its shape.
-struct Submission {
-  OpKind kind = OpKind::Allreduce;  ///< what is to be done
-  std::string name;                 ///< empty: numbered per op and process set
-  int process_set = 0;              ///< id of the set
-  ReduceOp op = ReduceOp::Average;  ///< Allreduce, Reducescatter
-  double prescale_factor = 1;       ///< Allreduce, Reducescatter
-  double postscale_factor = 1;      ///< Allreduce, Reducescatter
-  int root = 0;                     ///< Broadcast: global rank
+struct Submission : OperationTerms {
+  std::string name;     ///< empty: numbered per op and process set
+  int process_set = 0;  ///< id of the set
   std::chrono::nanoseconds deadline{
       0};         ///< from here on, when the world ends unless the operation has; 0: none
   Device device;  ///< where all of its tensors are

@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <thread>
 #include <vector>
+
+#include "hvd/base/cores.h"
 
 #pragma GCC visibility push(default)
 namespace hvd {
@@ -30,7 +31,7 @@ struct Topology {
   int domain = 0;                    ///< number of this rank's domain
   int domain_index = 0;              ///< this rank's place in `domain_ranks`
 
-  unsigned cores = std::thread::hardware_concurrency();  ///< of this host
+  unsigned cores = detail::usable_cores();  ///< of this host
   /// Returns whether each rank of this host has a core.
   [[nodiscard]] bool has_core() const { return static_cast<unsigned>(local_size) <= cores; }
   /// Returns whether there are cores that the ranks of this host do not need for themselves.

@@ -75,6 +75,17 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
+/// OperationTerms say what is to be done; all ranks must say the same.
+struct OperationTerms {
+  OpKind kind = OpKind::Allreduce;  ///< the operation
+  ReduceOp op = ReduceOp::Average;  ///< Allreduce, Reducescatter
+  double prescale_factor = 1;       ///< Allreduce, Reducescatter: multiplies every input
+  double postscale_factor = 1;      ///< Allreduce, Reducescatter: multiplies the result
+  int root = 0;                     ///< Broadcast: global rank
+  /// Compares all of them.
+  bool operator==(const OperationTerms&) const = default;
+};
+
 /// A Shape has the sizes of the dimensions, outermost first; it is empty for a scalar.
 using Shape = std::vector<std::int64_t>;
 

@@ -53,11 +53,11 @@ DomainControls share_controls(const Topology& topology, const Bootstrap& bootstr
   return controls;
 }
 
-std::optional<gpu::GpuRoute> wanted_way(GpuBackend wanted) {
+std::optional<Route> wanted_way(GpuBackend wanted) {
   switch (wanted) {
-    case GpuBackend::Nccl: return gpu::GpuRoute::Nccl;
-    case GpuBackend::Shared: return gpu::GpuRoute::SharedGpu;
-    case GpuBackend::Staged: return gpu::GpuRoute::Staged;
+    case GpuBackend::Nccl: return Route::Nccl;
+    case GpuBackend::Shared: return Route::SharedGpu;
+    case GpuBackend::Staged: return Route::Staged;
     default: return std::nullopt;
   }
 }
@@ -156,11 +156,10 @@ void warn_of_windows(const EngineParts& parts, const WorldGpus& gpus) {
 }
 
 gpu::NcclOptions nccl_options(const EngineParts& parts, const WorldGpus& gpus) {
-  Board* const board = parts.board.get();  // the engine owns it and the backends, the board longer
   gpu::NcclOptions options;
   options.fusion_threshold_bytes = parts.config.fusion_threshold_bytes;
-  options.patience.interrupted = gpu::world_has_failed(
-      {[board] { return board->failed(); }, [board] { return board->end_if_one_died(); }});
+  // the engine owns the board and the backends, the board longer
+  options.patience.interrupted = gpu::world_has_failed(*parts.board);
   options.registration = gpu::registration_of(registration_in(parts.config), gpus.have_windows);
   warn_of_windows(parts, gpus);
   options.sums_only = gpus.switches_sum;
@@ -190,10 +189,9 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
   for (int rank = 0; rank < topology.size; ++rank) hosts.push_back(topology.host_of(rank));
   const auto placement = std::make_shared<gpu::Placement>(
       hosts, topology.domain_of_rank, gpus.id_of_rank, gpu::nccl_built(),
-      gpus.have_kernels ? wanted_way(parts.config.gpu_backend) : gpu::GpuRoute::Staged,
-      gpus.can_share);
+      gpus.have_kernels ? wanted_way(parts.config.gpu_backend) : Route::Staged, gpus.can_share);
   made.devices += ", " + placement->describe();
-  const auto takes = [placement](gpu::GpuRoute way) {
+  const auto takes = [placement](Route way) {
     return [=](const ProcessSetInfo& set) {
       return placement->route_of_set(set.id, set.ranks) == way;
     };
@@ -201,7 +199,7 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
   auto controls = share_controls(topology, *bootstrap, memory, *arena);
   gpu::NcclOptions options = nccl_options(parts, gpus);
   options.abort_word = controls.abort_word;
-  options.takes = takes(gpu::GpuRoute::Nccl);
+  options.takes = takes(Route::Nccl);
   if (parts.config.hierarchical_allreduce) options.host_of_rank = hosts;
   // With MPI, NCCL's ids travel through it, whatever the wire. Ranks of one host work with what MPI
   // there is, as they always have.
@@ -210,7 +208,7 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
     if (sends_ids) bootstrap->mpi()->require_threads("GPU tensors that NCCL carries between hosts");
   };
   if (placement->route_of_set(parts.process_sets.front().id, parts.process_sets.front().ranks) ==
-      gpu::GpuRoute::Nccl)
+      Route::Nccl)
     require_threads();
   auto exchange = [bootstrap, require_threads, failed = options.patience.interrupted,
                    limit = options.patience.limit](const ProcessSetInfo& set, const Bytes& mine) {
@@ -226,7 +224,7 @@ void add_gpu_backends(Backends& made, const gpu::GpuApi& table, const EnginePart
 
   gpu::SharedGpuOptions shared;
   shared.probe = make_probe(table, device, *placement, parts, controls.of_rank);
-  shared.takes = [placed = takes(gpu::GpuRoute::SharedGpu),
+  shared.takes = [placed = takes(Route::SharedGpu),
                   probe = shared.probe](const ProcessSetInfo& set) {
     // of others' sets nothing depends on it
     return placed(set) && (set.rank < 0 || probe->possible());
@@ -258,6 +256,6 @@ Backends make_backends(const EngineParts& parts, const std::shared_ptr<Bootstrap
 }
 
 bool nccl_built() { return gpu::nccl_built(); }
-bool cuda_built() { return gpu::cuda_built(); }
+bool cuda_built() { return gpu::linked_gpu_api() != nullptr; }
 
 }  // namespace hvd

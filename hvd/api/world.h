@@ -26,7 +26,7 @@ std::shared_ptr<RunningWorld> current_world_if_any();
 /// Returns the world of that set: the one that this thread's calls mean where it may be any. Throws
 /// NotInitialized, also where this process has left that world.
 std::shared_ptr<RunningWorld> world_of(const ProcessSet& set);
-/// Returns the number of the world that this thread's calls mean: 0 for the global one.
+/// Returns the number of the world that this thread's calls mean.
 HVD_BETWEEN_LIBRARIES std::uint64_t current_world_number();
 /// Throws InvalidArgument where this thread's calls mean another world than that of an object which
 /// was made in `world`.
@@ -36,7 +36,7 @@ HVD_BETWEEN_LIBRARIES void require_set_of_current_world(const ProcessSet& set);
 inline void require_current_world(const ProcessSet& set) {
   if (set.id() != 0) require_set_of_current_world(set);
 }
-/// Engine::try_fast_path of the current world's engine. Throws NotInitialized.
+/// SmallCalls::try_run of the current world's engine. Throws NotInitialized.
 HVD_BETWEEN_LIBRARIES bool try_fast_path(const SmallCall& call);
 /// Returns that world's pool of results' memory; null where it has none, or there is no world.
 HVD_BETWEEN_LIBRARIES std::shared_ptr<ResultPool> result_pool();

@@ -2,9 +2,11 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 
+#include "hvd/base/cores.h"
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
 
@@ -12,22 +14,42 @@ namespace hvd {
 
 namespace {
 
+cpu_set_t cores_of_this_thread() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  ::sched_getaffinity(0, sizeof cores, &cores);
+  return cores;
+}
+
 /// More than the process's mask says where its launcher has bound it: asked for all cores, the
 /// kernel gives those of the cpuset.
-cpu_set_t usable_cores() {
-  cpu_set_t usable;
-  CPU_ZERO(&usable);
-  const SignalsKeptOff of_it;
-  std::thread([&usable] {
-    cpu_set_t all;
-    std::memset(&all, 0xff, sizeof all);
-    ::sched_setaffinity(0, sizeof all, &all);
-    ::sched_getaffinity(0, sizeof usable, &usable);
-  }).join();
-  return usable;
+const cpu_set_t& cores_of_cpuset() {
+  static const cpu_set_t found = [] {
+    cpu_set_t usable;
+    const SignalsKeptOff of_it;
+    std::thread([&usable] {
+      cpu_set_t all;
+      std::memset(&all, 0xff, sizeof all);
+      ::sched_setaffinity(0, sizeof all, &all);
+      usable = cores_of_this_thread();
+    }).join();
+    return usable;
+  }();
+  return found;
+}
+
+/// None are found where the machine has more than a set has room for.
+unsigned number_of(const cpu_set_t& cores) {
+  const int number = CPU_COUNT(&cores);
+  return number > 0 ? static_cast<unsigned>(number)
+                    : std::max(1U, std::thread::hardware_concurrency());
 }
 
 }  // namespace
+
+unsigned detail::usable_cores() { return number_of(cores_of_cpuset()); }
+
+unsigned detail::bound_cores() { return number_of(cores_of_this_thread()); }
 
 std::string affinity_problem(const std::vector<int>& cores, int local_rank, int local_size) {
   if (cores.empty()) return {};
@@ -37,7 +59,7 @@ std::string affinity_problem(const std::vector<int>& cores, int local_rank, int 
   };
   if (cores.size() < static_cast<std::size_t>(local_size))
     return refusal(formatted("a core for each of the {} ranks of the host", local_size));
-  const cpu_set_t usable = usable_cores();
+  const cpu_set_t& usable = cores_of_cpuset();
   const int core = cores[static_cast<std::size_t>(local_rank)];
   if (core >= 0 && core < CPU_SETSIZE && CPU_ISSET(static_cast<unsigned>(core), &usable)) return {};
   std::vector<int> allowed;

@@ -89,12 +89,11 @@ Announcement read_torch(const Environment& environment) {
   const auto text = [&](const char* name) {
     return formatted("{}='{}'", name, environment(name).value_or(""));
   };
-  const bool unset = !environment("RANK") && !environment("WORLD_SIZE");
   const bool wrong =
       (environment("RANK") && (!torch.hints.rank || *torch.hints.rank < 0)) ||
       (environment("WORLD_SIZE") && (!torch.hints.size || *torch.hints.size < 1)) ||
       (torch.hints.rank && torch.hints.size && *torch.hints.rank >= *torch.hints.size);
-  if (unset || !wrong) return torch;
+  if (!wrong) return torch;
   throw InvalidArgument(
       formatted("{}, {}: not allowed; WORLD_SIZE must be the number of ranks, and RANK this one's, "
                 "from 0 to WORLD_SIZE - 1",
@@ -137,8 +136,13 @@ StoreAddress read_tcp(const std::string& text) {
   return address;
 }
 
-bool is_in_pod(const Environment& environment) {
-  return environment("KUBERNETES_SERVICE_HOST").has_value();
+/// Notes what tells the job from others; `port` is the one that the user has named.
+void name_job(StoreAddress& address, int port, const Environment& environment) {
+  // The processes of an attempt that torchrun has given up may still be there.
+  address.job = formatted("{} {} {}", port, environment("TORCHELASTIC_RUN_ID").value_or(""),
+                          environment("TORCHELASTIC_RESTART_COUNT").value_or(""));
+  address.token = environment("HVD_INIT_TOKEN").value_or("");
+  address.may_be_named_later = environment("KUBERNETES_SERVICE_HOST").has_value();
 }
 
 /// In a pod of an indexed job that says WORLD_SIZE, and no RANK, that is the job's index. Without
@@ -149,10 +153,6 @@ Environment with_index_of_job(const Environment& environment) {
   return [&environment, is_rank](const std::string& name) {
     return environment(is_rank && name == "RANK" ? "JOB_COMPLETION_INDEX" : name);
   };
-}
-
-std::string token_of(const Environment& environment) {
-  return environment("HVD_INIT_TOKEN").value_or("");
 }
 
 /// Returns where MASTER_ADDR and MASTER_PORT say that ranks meet; none if they do not say. The port
@@ -170,11 +170,7 @@ std::optional<StoreAddress> read_master(const Environment& environment) {
   address.ports = kPortsTried;
   const int behind = kPortsBehind + kPortsTried;
   address.first_port = *port + behind <= kMostPort ? *port + kPortsBehind : *port - behind;
-  // The processes of an attempt that torchrun has given up may still be there.
-  address.job = formatted("{} {} {}", *port, environment("TORCHELASTIC_RUN_ID").value_or(""),
-                          environment("TORCHELASTIC_RESTART_COUNT").value_or(""));
-  address.token = token_of(environment);
-  address.may_be_named_later = is_in_pod(environment);
+  name_job(address, *port, environment);
   return address;
 }
 
@@ -249,11 +245,7 @@ Launch read_forced(const Environment& environment, const std::string& wanted) {
       throw InvalidArgument(
           formatted("HVD_INIT: '{}' is not allowed; it must be {}", wanted, kAllowed));
     }
-    address.job =
-        formatted("{} {} {}", address.first_port, environment("TORCHELASTIC_RUN_ID").value_or(""),
-                  environment("TORCHELASTIC_RESTART_COUNT").value_or(""));
-    address.token = token_of(environment);
-    address.may_be_named_later = is_in_pod(environment);
+    name_job(address, address.first_port, environment);
     Announcement by = read_for_store(environment);
     if (!is_complete(by))
       throw InvalidArgument(

@@ -44,9 +44,8 @@ std::byte* DirectMemory::kept(int index, std::uint64_t location) {
 }
 
 bool DirectMemory::Plan::is_of(const BatchTraits& others) const {
-  return traits.set == others.set && traits.kind == others.kind && traits.dtype == others.dtype &&
-         traits.op == others.op && traits.prescale_factor == others.prescale_factor &&
-         traits.postscale_factor == others.postscale_factor && traits.root == others.root;
+  const OperationTerms& terms = traits;
+  return traits.set == others.set && traits.dtype == others.dtype && terms == others;
 }
 
 const DirectMemory::Plan& DirectMemory::plan_of(const BatchTraits& traits) {

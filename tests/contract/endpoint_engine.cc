@@ -133,7 +133,7 @@ class EngineEndpoint final : public Endpoint {
 }  // namespace
 
 bool Endpoint::supports(OpKind kind, DataType dtype, ReduceOp op, Device device) {
-  const BatchTraits traits{kind, dtype, op, device, 1, 1, 0, &engine().negotiator().sets().info(0)};
+  const BatchTraits traits{{kind, op}, dtype, device, &engine().negotiator().sets().info(0)};
   const auto& backends = engine().backends();
   return std::any_of(backends.begin(), backends.end(),
                      [&](const auto& backend) { return backend->supports(traits); });

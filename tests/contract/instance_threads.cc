@@ -77,7 +77,7 @@ Report run_gpu_threads(const GpuInstance& instance, int ranks, const Choice& cho
   const Setting setting{.name = title(instance.name, ranks),
                         .size = ranks,
                         .device = {DeviceKind::Cuda, 0},
-                        .any_order = instance.way == gpu::GpuRoute::Nccl};
+                        .any_order = instance.way == Route::Nccl};
   return run_threads(setting, choice, [ranks, instance]() -> Dress {
     const auto devices = std::make_shared<LockedDevices>(ranks);
     devices->registration = instance.registration;

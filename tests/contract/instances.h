@@ -14,7 +14,7 @@ namespace hvd::contract {
 Report run_shm_threads(int ranks, const Choice& choice);
 struct GpuInstance {
   const char* name;
-  gpu::GpuRoute way;
+  Route way;
   gpu::Registration registration = gpu::Registration::None;  ///< of NCCL's fusion buffers
 };
 Report run_gpu_threads(const GpuInstance& instance, int ranks, const Choice& choice);

@@ -25,6 +25,7 @@
 
 namespace {
 
+using hvd::Route;
 namespace gpu = hvd::gpu;
 using namespace hvd::contract;
 
@@ -42,11 +43,11 @@ struct Arguments {
 /// None of an unknown word.
 std::optional<std::optional<GpuInstance>> backend_of(const std::string& word) {
   if (word == "shm") return std::optional<GpuInstance>();
-  if (word == "nccl") return GpuInstance{"nccl", gpu::GpuRoute::Nccl};
+  if (word == "nccl") return GpuInstance{"nccl", Route::Nccl};
   if (word == "nccl_window")
-    return GpuInstance{"nccl in windows", gpu::GpuRoute::Nccl, gpu::Registration::Window};
-  if (word == "shared") return GpuInstance{"shared GPU", gpu::GpuRoute::SharedGpu};
-  if (word == "staged") return GpuInstance{"staged", gpu::GpuRoute::Staged};
+    return GpuInstance{"nccl in windows", Route::Nccl, gpu::Registration::Window};
+  if (word == "shared") return GpuInstance{"shared GPU", Route::SharedGpu};
+  if (word == "staged") return GpuInstance{"staged", Route::Staged};
   return std::nullopt;
 }
 

@@ -262,7 +262,7 @@ void check_world(DirectCopies copies, int ranks) {
     question.ranks = static_cast<std::size_t>(ranks);
     question.machine.reads_others = copies != DirectCopies::Off;
     question.machine.is_slow = copies == DirectCopies::Relayed;
-    question.machine.has_core = static_cast<unsigned>(ranks) <= std::thread::hardware_concurrency();
+    question.machine.has_core = static_cast<unsigned>(ranks) <= options.cores;
     for (const auto kind : kKinds)
       for (const std::size_t each : {1, 4, 40, 100, 200, 600, 3000}) {
         if (kind == OpKind::Barrier) continue;

@@ -20,9 +20,13 @@ class EngineProbe {
   }
   /// Returns how many batches and rounds of this rank took the way.
   static std::uint64_t taken(const Engine& engine, RouteChoice way) {
+    const auto counted = [&](const auto& counters) {
+      return way.access == Access::None
+                 ? counters.routes[static_cast<std::size_t>(way.route)].load()
+                 : counters.accesses[static_cast<std::size_t>(way.access)].load();
+    };
     const auto& stats = *engine.parts_.stats;
-    return way.access == Access::None ? stats.routes[static_cast<std::size_t>(way.route)].load()
-                                      : stats.accesses[static_cast<std::size_t>(way.access)].load();
+    return counted(stats) + counted(stats.fast_path);
   }
   /// Returns how many repeated operations there are, and gives back what they keep. None may be
   /// in use.

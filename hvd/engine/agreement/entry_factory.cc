@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "hvd/base/text.h"
 #include "hvd/engine/agreement/controller.h"
@@ -56,46 +57,20 @@ void check_memory(const Submission& submission) {
   }
 }
 
-/// The result of one tensor of a group is written when the next may still be read: it may overlap
-/// its own input, and nothing else of the group.
+TensorMemory memory_of(const TensorArgument& tensor) {
+  return {tensor.input, tensor.output,
+          static_cast<std::size_t>(element_count(tensor.shape)) * element_bytes(tensor.dtype)};
+}
+
 void check_overlaps(const Submission& submission) {
-  const auto& tensors = submission.tensors;
-  if (submission.kind != OpKind::Allreduce || tensors.size() < 2) return;
-  struct Memory {
-    std::uintptr_t begin, end;
-    std::size_t tensor;
-    bool is_written;
-  };
-  std::vector<Memory> all;
-  all.reserve(2 * tensors.size());
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const auto bytes =
-        static_cast<std::size_t>(element_count(tensors[i].shape)) * element_bytes(tensors[i].dtype);
-    if (bytes == 0) continue;
-    const auto input = reinterpret_cast<std::uintptr_t>(tensors[i].input),
-               output = reinterpret_cast<std::uintptr_t>(tensors[i].output);
-    const bool is_one = input < output + bytes && output < input + bytes;
-    all.push_back({is_one ? std::min(input, output) : output,
-                   (is_one ? std::max(input, output) : output) + bytes, i, true});
-    if (!is_one) all.push_back({input, input + bytes, i, false});
-  }
-  std::ranges::sort(all, {}, &Memory::begin);
-  struct Last {
-    std::uintptr_t end = 0;
-    std::size_t tensor = 0;
-  };
-  Last written, any;
-  for (const auto& [begin, end, tensor, is_written] : all) {
-    const Last& before = is_written ? any : written;
-    if (begin < before.end)
-      throw InvalidArgument(
-          formatted("{} '{}': the result of tensor {} of the group is to lie where tensor {} does; "
-                    "give it memory of its own, or that of its input",
-                    name_of(submission.kind), display_name(submission.name),
-                    is_written ? tensor : before.tensor, is_written ? before.tensor : tensor));
-    if (end > any.end) any = {end, tensor};
-    if (is_written && end > written.end) written = {end, tensor};
-  }
+  if (submission.kind != OpKind::Allreduce || submission.tensors.size() < 2) return;
+  std::vector<TensorMemory> group(submission.tensors.size());
+  std::ranges::transform(submission.tensors, group.begin(), memory_of);
+  if (const auto overlap = find_overlap(group))
+    throw InvalidArgument(formatted(
+        "{} '{}': the result of tensor {} of the group is to lie where tensor {} does; "
+        "give it memory of its own, or that of its input",
+        name_of(submission.kind), display_name(submission.name), overlap->written, overlap->other));
 }
 
 /// Moves the input of an allreduce on the host to its output where they overlap in part: backends
@@ -103,10 +78,9 @@ void check_overlaps(const Submission& submission) {
 void make_one_of_overlapping(Submission& submission) {
   if (submission.kind != OpKind::Allreduce || submission.device.kind != DeviceKind::Cpu) return;
   for (auto& tensor : submission.tensors) {
-    const auto bytes =
-        static_cast<std::size_t>(element_count(tensor.shape)) * element_bytes(tensor.dtype);
-    if (!overlap_in_part(tensor.input, tensor.output, bytes)) continue;
-    std::memmove(tensor.output, tensor.input, bytes);
+    const TensorMemory memory = memory_of(tensor);
+    if (!memory.overlaps_in_part()) continue;
+    std::memmove(tensor.output, tensor.input, memory.bytes);
     tensor.input = tensor.output;
   }
 }
@@ -164,13 +138,11 @@ void EntryFactory::check(const Submission& submission, const ProcessSetInfo& set
 
 Signature EntryFactory::signature_of(const Submission& submission) {
   Signature signature;
-  signature.kind = submission.kind;
-  signature.op = reduces(submission.kind) ? submission.op : ReduceOp::Sum;
+  static_cast<OperationTerms&>(signature) = submission;
   signature.device = submission.device.kind;
-  signature.prescale_factor = submission.prescale_factor;
-  signature.postscale_factor = submission.postscale_factor;
-  const bool has_root = submission.kind == OpKind::Broadcast || submission.kind == OpKind::Control;
-  signature.root = has_root ? submission.root : 0;
+  if (!reduces(submission.kind)) signature.op = ReduceOp::Sum;
+  if (submission.kind != OpKind::Broadcast && submission.kind != OpKind::Control)
+    signature.root = 0;
   for (const auto& tensor : submission.tensors)
     signature.tensors.push_back({tensor.dtype, tensor.shape, tensor.splits, tensor.output_rows});
   return signature;
@@ -220,8 +192,7 @@ std::shared_ptr<void> EntryFactory::allocate(const Submission& like, DataType dt
   const auto shared_set = table_.sets().share(like.process_set);
   if (!shared_set || shared_set->rank < 0) return nullptr;
   const auto& set = *shared_set;
-  const BatchTraits traits{
-      .kind = like.kind, .dtype = dtype, .op = like.op, .device = like.device, .set = &set};
+  const BatchTraits traits{like, dtype, like.device, &set};
   Backend* const backend = parts_.backend_for(traits);
   return backend != nullptr ? backend->allocate(traits, bytes) : nullptr;
 }

@@ -69,14 +69,7 @@ inline constexpr std::uint64_t kAbsent = std::uint64_t{1} << 63;
 
 inline BatchTraits traits_of(const Signature& signature, DataType dtype, Device device,
                              const ProcessSetInfo& set) {
-  return {signature.kind,
-          dtype,
-          signature.op,
-          device,
-          signature.prescale_factor,
-          signature.postscale_factor,
-          signature.root,
-          &set};
+  return {signature, dtype, device, &set};
 }
 
 }  // namespace hvd

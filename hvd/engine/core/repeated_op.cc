@@ -1,19 +1,16 @@
 #include "hvd/engine/core/repeated_op.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace hvd {
 
 SmallCall call_of(const Submission& submission) {
   SmallCall call;
-  call.kind = submission.kind;
+  static_cast<OperationTerms&>(call) = submission;
   call.process_set = submission.process_set;
   call.name = submission.name;
-  call.op = submission.op;
-  call.prescale_factor = submission.prescale_factor;
-  call.postscale_factor = submission.postscale_factor;
-  call.root = submission.root;
   call.deadline = submission.deadline;
   if (submission.tensors.empty()) return call;
   const TensorArgument& tensor = submission.tensors.front();
@@ -44,10 +41,47 @@ bool is_small_unowned(const Submission& submission, int domains) {
   return routes::is_at_slot(static_cast<std::size_t>(bytes), static_cast<std::size_t>(domains));
 }
 
-bool overlap_in_part(const void* input, const void* output, std::size_t bytes) {
+bool TensorMemory::overlaps_in_part() const {
   const auto from = reinterpret_cast<std::uintptr_t>(input),
              to = reinterpret_cast<std::uintptr_t>(output);
   return from != to && from < to + bytes && to < from + bytes;
+}
+
+std::optional<GroupOverlap> find_overlap(std::span<const TensorMemory> group) {
+  struct Range {
+    std::uintptr_t begin, end;
+    std::size_t tensor;
+    bool is_written;
+  };
+  std::array<Range, 2 * limit(Limit::GroupTensors)> few;
+  std::vector<Range> many(2 * group.size() > few.size() ? 2 * group.size() : 0);
+  const std::span<Range> room = many.empty() ? std::span<Range>(few) : std::span<Range>(many);
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    const std::size_t bytes = group[i].bytes;
+    if (bytes == 0) continue;
+    const auto input = reinterpret_cast<std::uintptr_t>(group[i].input),
+               output = reinterpret_cast<std::uintptr_t>(group[i].output);
+    const bool is_one = input == output || group[i].overlaps_in_part();
+    room[count++] = {is_one ? std::min(input, output) : output,
+                     (is_one ? std::max(input, output) : output) + bytes, i, true};
+    if (!is_one) room[count++] = {input, input + bytes, i, false};
+  }
+  const auto all = room.first(count);
+  std::ranges::sort(all, {}, &Range::begin);
+  struct Last {
+    std::uintptr_t end = 0;
+    std::size_t tensor = 0;
+  };
+  Last written, any;
+  for (const auto& [begin, end, tensor, is_written] : all) {
+    const Last& before = is_written ? any : written;
+    if (begin < before.end)
+      return is_written ? GroupOverlap{tensor, before.tensor} : GroupOverlap{before.tensor, tensor};
+    if (end > any.end) any = {end, tensor};
+    if (is_written && end > written.end) written = {end, tensor};
+  }
+  return std::nullopt;
 }
 
 bool RepeatedOp::fits(const SmallCall& call) const {
@@ -62,12 +96,6 @@ bool RepeatedOp::fits(const SmallCall& call) const {
   if (has_splits && !std::equal(tensor.splits.begin(), tensor.splits.end(), call.splits.begin(),
                                 call.splits.end()))
     return false;
-  // A domain's only rank works in the caller's memory when a round is negotiated after all.
-  const bool in_callers_memory = is_direct() && call.kind == OpKind::Allreduce;
-  if (in_callers_memory && group.empty() && overlap_in_part(call.input, call.output, input_bytes))
-    return false;
-  for (std::size_t i = 0; in_callers_memory && i < group.size(); ++i)
-    if (overlap_in_part(call.group[i].input, call.group[i].output, group[i].bytes)) return false;
   const bool same_shapes =
       call.group.empty() ? std::ranges::equal(tensor.shape, call.shape)
                          : std::ranges::equal(signature->tensors, call.group,
@@ -81,7 +109,27 @@ bool RepeatedOp::fits(const SmallCall& call) const {
          (call.kind != OpKind::Broadcast || signature->root == call.root) &&
          (call.kind == OpKind::Reducescatter
               ? call.output_rows < 0 || call.output_rows == result_rows
-              : call.output_rows == tensor.output_rows);
+              : call.output_rows == tensor.output_rows) &&
+         has_allowed_memory(call);
+}
+
+/// Returns whether all of an allreduce lies where it may; a group does where its last call did.
+bool RepeatedOp::has_allowed_memory(const SmallCall& call) const {
+  // A domain's only rank works in the caller's memory when a round is negotiated after all.
+  const bool in_callers_memory = is_direct() && call.kind == OpKind::Allreduce;
+  if (group.empty())
+    return !in_callers_memory ||
+           !TensorMemory{call.input, call.output, input_bytes}.overlaps_in_part();
+  if (std::ranges::equal(group, call.group, [](const Member& last, const SmallTensor& now) {
+        return last.input == now.input && last.output == now.output;
+      }))
+    return true;
+  std::array<TensorMemory, limit(Limit::GroupTensors)> tensors;
+  for (std::size_t i = 0; i < group.size(); ++i)
+    tensors.at(i) = {call.group[i].input, call.group[i].output, group[i].bytes};
+  const auto all = std::span<const TensorMemory>(tensors).first(group.size());
+  return !find_overlap(all) &&
+         !(in_callers_memory && std::ranges::any_of(all, &TensorMemory::overlaps_in_part));
 }
 
 std::shared_ptr<RepeatedOp> RepeatedOps::find(int process_set, OpKind kind,

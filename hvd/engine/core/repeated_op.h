@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <tuple>
@@ -31,15 +32,14 @@ struct SmallTensor {
 };
 
 /// A small operation whose caller waits for it. Nothing in it is owned.
-struct SmallCall {
-  OpKind kind = OpKind::Allreduce;
+struct SmallCall : OperationTerms {
   int process_set = 0;
   std::string_view name;
   DataType dtype = DataType::Float32;
   std::span<const std::int64_t> shape;  ///< of the input; a Barrier has none
   const void* input = nullptr;
-  /// Allreduce of a group: its tensors, all of type `dtype`. Empty for one tensor; else `shape`,
-  /// `input` and `output` mean nothing.
+  /// Allreduce of a group: its tensors, `Limit::GroupTensors` at most, all of type `dtype`. Empty
+  /// for one tensor; else `shape`, `input` and `output` mean nothing.
   std::span<const SmallTensor> group;
   void* output = nullptr;  ///< null for Allgather, Alltoall, Reducescatter: `allocate` is asked
   /// Returns memory for so many rows; called once at most, under no lock, by the caller's thread or
@@ -50,10 +50,6 @@ struct SmallCall {
   std::span<std::int64_t> received;      ///< Alltoall: becomes the rows from each; may be `splits`
   std::int64_t output_rows = -1;  ///< Allgather, Reducescatter: rows of the memory at `output`; -1:
                                   ///< `allocate` makes as many as come
-  ReduceOp op = ReduceOp::Average;
-  double prescale_factor = 1;
-  double postscale_factor = 1;
-  int root = 0;  ///< global rank, Broadcast only
   std::chrono::nanoseconds deadline{
       0};  ///< other than 0: it is to be submitted, as its entry alone is looked after
   /// The caller's memory of what was found for this call, so that repeating it looks nothing up;
@@ -67,8 +63,22 @@ struct SmallCall {
 [[nodiscard]] SmallCall call_of(const Submission& submission);
 /// Returns whether a submission whose caller does not wait may have a repeated operation.
 [[nodiscard]] bool is_small_unowned(const Submission& submission, int domains);
-/// Returns whether an input and an output of so many bytes share some of them and are not one.
-[[nodiscard]] bool overlap_in_part(const void* input, const void* output, std::size_t bytes);
+/// A TensorMemory says where a tensor of an allreduce is read and written.
+struct TensorMemory {
+  const void* input = nullptr;
+  const void* output = nullptr;
+  std::size_t bytes = 0;
+  /// Returns whether input and output share some bytes and are not one.
+  [[nodiscard]] bool overlaps_in_part() const;
+};
+/// Two tensors of a group: the result of `written` would lie where `other` is read or written.
+struct GroupOverlap {
+  std::size_t written = 0, other = 0;
+};
+/// The result of one tensor of a group is written when the next may still be read: it may overlap
+/// its own input, and nothing else of the group. Returns two tensors of which that is not so, if
+/// there are such. Allocates nothing for groups that a SmallCall may have.
+[[nodiscard]] std::optional<GroupOverlap> find_overlap(std::span<const TensorMemory> group);
 /// The location of a Barrier, which has no block: it says that the rank takes the fast path.
 inline constexpr std::uint64_t kNoBlock = std::uint64_t{1} << 60;
 
@@ -120,7 +130,7 @@ struct RepeatedOp {
   std::size_t result_bytes = 0;
   std::int64_t result_rows = 0;
   /// One tensor of a group: they lie one after the other in the block. `input` and `output` are of
-  /// the call that is in flight.
+  /// the last call.
   struct Member {
     std::size_t at = 0, bytes = 0;
     const void* input = nullptr;
@@ -171,6 +181,9 @@ struct RepeatedOp {
   [[nodiscard]] Awaited awaited() const { return {unit.id, indices.size(), is_direct()}; }
 
   [[nodiscard]] bool fits(const SmallCall& call) const;
+
+ private:
+  [[nodiscard]] bool has_allowed_memory(const SmallCall& call) const;
 };
 
 class RepeatedOps {

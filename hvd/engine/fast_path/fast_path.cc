@@ -409,8 +409,8 @@ void FastPath::take_result(RepeatedOp& op) {
   }
   auto& stats = parts_.stats->fast_path;
   stats.add(stats.negotiation_rounds, 1);
-  stats.add(parts_.stats->routes[static_cast<std::size_t>(op.route)], 1);
-  if (op.is_pulled()) stats.add(parts_.stats->accesses[static_cast<std::size_t>(Access::Lent)], 1);
+  stats.add(stats.routes[static_cast<std::size_t>(op.route)], 1);
+  if (op.is_pulled()) stats.add(stats.accesses[static_cast<std::size_t>(Access::Lent)], 1);
   if (op.memory != nullptr && company != Rounds::Company::Rest) stats.add(stats.batches_run, 1);
   if (op.memory != nullptr && company != Rounds::Company::Alone)
     stats.add(stats.tensors_fused, std::max<std::size_t>(1, op.group.size()));

@@ -10,10 +10,12 @@ namespace hvd {
 namespace {
 
 /// Returns whether all tensors of the operation may lie in one block: there is one, or they are a
-/// group that is reduced, of one type.
+/// group that is reduced, of one type, and no larger than a SmallCall's.
 bool is_one_block(const Entry& entry) {
   const auto& tensors = entry.signature.tensors;
-  if (tensors.empty() || entry.backends.size() != tensors.size()) return false;
+  if (tensors.empty() || tensors.size() > limit(Limit::GroupTensors) ||
+      entry.backends.size() != tensors.size())
+    return false;
   return tensors.size() == 1 || (entry.key.kind == OpKind::Allreduce &&
                                  std::ranges::all_of(tensors, [&](const auto& tensor) {
                                    return tensor.dtype == tensors.front().dtype;
@@ -148,15 +150,8 @@ std::unique_ptr<Entry> RepeatedOpFactory::entry_for(RepeatedOp& op, const Entry&
   entry->signature = like.signature;
   entry->backends = like.backends;
   entry->op = &op;
-  entry->submission.kind = like.key.kind;
-  entry->submission.name = like.submission.name;
-  entry->submission.process_set = like.key.process_set;
-  entry->submission.op = like.submission.op;
-  entry->submission.prescale_factor = like.submission.prescale_factor;
-  entry->submission.postscale_factor = like.submission.postscale_factor;
-  entry->submission.root = like.submission.root;
-  entry->submission.device = like.submission.device;
-  entry->submission.tensors = like.submission.tensors;
+  entry->submission = like.submission;
+  entry->submission.keep_alive = nullptr;
   entry->submission.allocate = [raw = &op](std::size_t /*index*/, std::int64_t rows) -> void* {
     return raw->allocate != nullptr ? raw->allocate(raw->context, rows) : nullptr;
   };

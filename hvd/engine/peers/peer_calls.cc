@@ -98,16 +98,14 @@ int PeerCalls::receive(PeerCall call) {
   std::shared_ptr<HandleState> pending;
   bool looks = false;
   int from = kAnyPeer;
-  {
+  try {
     const EngineLock lock(mutex_);
     submitter_.require_open();
     looks = begin_to_look(is_elsewhere);
-    try {
-      pending = messages_.receive(std::move(call), from);
-    } catch (...) {
-      if (looks) static_cast<void>(messages_.attention().end_to_look());
-      throw;
-    }
+    pending = messages_.receive(std::move(call), from);
+  } catch (...) {
+    if (looks) end_to_look();
+    throw;
   }
   if (!pending) {
     if (looks) end_to_look();

@@ -11,10 +11,9 @@ namespace {
 bool can_fuse(const AgreedUnit& a, const AgreedUnit& b) {
   const Signature& left = *a.signature;
   const Signature& right = *b.signature;
-  return a.process_set == b.process_set && a.absent == b.absent && left.kind == right.kind &&
-         left.op == right.op && left.device == right.device && left.root == right.root &&
-         left.prescale_factor == right.prescale_factor &&
-         left.postscale_factor == right.postscale_factor;
+  const OperationTerms& terms = left;
+  return a.process_set == b.process_set && a.absent == b.absent && left.device == right.device &&
+         terms == right;
 }
 
 std::int64_t bytes_of(const AgreedUnit& unit) {

@@ -31,13 +31,8 @@ struct TensorSignature {
 
 /// All that must agree between ranks for one submission: a tensor, or a group of tensors that
 /// become ready together.
-struct Signature {
-  OpKind kind = OpKind::Allreduce;
-  ReduceOp op = ReduceOp::Average;
+struct Signature : OperationTerms {
   DeviceKind device = DeviceKind::Cpu;
-  double prescale_factor = 1;
-  double postscale_factor = 1;
-  int root = 0;
   std::vector<TensorSignature> tensors;
   bool operator==(const Signature&) const = default;
 };

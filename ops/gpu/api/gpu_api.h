@@ -185,7 +185,6 @@ struct GpuApi {
 /// Returns the table of the libraries that this build is linked with; null without CUDA. Without
 /// NCCL its calls are refused. Lives as long as the process.
 const GpuApi* linked_gpu_api();
-bool cuda_built();
 bool nccl_built();
 /// Returns what the kernels are built for, as CMake spells it, with commas: "80-real,90-virtual".
 /// Empty without CUDA.

@@ -145,8 +145,6 @@ class Event {
   }
   CudaCode query() const { return table_->event_query(event_); }
   CudaEvent* get() const { return event_; }
-  /// Leaves it to the process's end: another process may have it open.
-  void leak() noexcept { event_ = nullptr; }
 
  private:
   Event(const GpuApi& table, int device) : table_(&table), device_(device) {}

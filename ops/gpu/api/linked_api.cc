@@ -16,6 +16,8 @@
 #include <map>
 #include <mutex>
 
+#include "hvd/base/text.h"
+
 namespace hvd::gpu {
 
 namespace {
@@ -160,13 +162,9 @@ CudaCode identify(int device, std::string* id) {
   cudaDeviceProp properties{};
   const cudaError_t error = cudaGetDeviceProperties(&properties, device);
   if (error != cudaSuccess) return code_of(error);
-  constexpr char kDigits[] = "0123456789abcdef";
   id->clear();
-  for (const char byte : properties.uuid.bytes) {
-    const auto value = static_cast<unsigned char>(byte);
-    id->push_back(kDigits[value >> 4]);
-    id->push_back(kDigits[value & 15]);
-  }
+  for (const char byte : properties.uuid.bytes)
+    *id += formatted("{:02x}", static_cast<unsigned char>(byte));
   return code_of(error);
 }
 
@@ -303,16 +301,13 @@ const GpuApi* linked_gpu_api() {
   return table;
 }
 
-bool cuda_built() { return true; }
-
 std::string_view gpu_architectures() { return HVD_CUDA_ARCHITECTURES; }
 
 std::string gpu_libraries() {
   int cuda = 0;
   if (cudaRuntimeGetVersion(&cuda) != cudaSuccess)
     return nccl_version() + ", CUDA of unknown version";
-  return nccl_version() + ", CUDA " + std::to_string(cuda / 1000) + "." +
-         std::to_string(cuda % 1000 / 10);
+  return formatted("{}, CUDA {}.{}", nccl_version(), cuda / 1000, cuda % 1000 / 10);
 }
 
 }  // namespace hvd::gpu
@@ -322,7 +317,6 @@ std::string gpu_libraries() {
 namespace hvd::gpu {
 
 const GpuApi* linked_gpu_api() { return nullptr; }
-bool cuda_built() { return false; }
 bool nccl_built() { return false; }
 std::string_view gpu_architectures() { return {}; }
 std::string gpu_libraries() { return "built without CUDA"; }

@@ -12,6 +12,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "hvd/base/text.h"
+
 namespace hvd::gpu {
 
 namespace {
@@ -148,9 +150,7 @@ bool nccl_built() { return true; }
 std::string nccl_version() {
   int version = 0;
   if (ncclGetVersion(&version) != ncclSuccess) return "NCCL of unknown version";
-  const auto text = [](int number) { return std::to_string(number); };
-  return "NCCL " + text(version / 10000) + "." + text(version / 100 % 100) + "." +
-         text(version % 100);
+  return formatted("NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
 }  // namespace hvd::gpu

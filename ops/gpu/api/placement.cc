@@ -14,7 +14,7 @@ constexpr char kNcclShares = '+';
 
 Placement::Placement(const std::vector<int>& host_of_rank, std::vector<int> domain_of_rank,
                      const std::vector<std::string>& gpu_of_rank, bool has_nccl,
-                     std::optional<GpuRoute> wanted, bool has_ipc)
+                     std::optional<Route> wanted, bool has_ipc)
     : domain_of_rank_(std::move(domain_of_rank)),
       has_nccl_(has_nccl),
       has_ipc_(has_ipc),
@@ -32,7 +32,7 @@ Placement::Placement(const std::vector<int>& host_of_rank, std::vector<int> doma
   }
 }
 
-GpuRoute Placement::route_of(const std::vector<int>& ranks) const {
+Route Placement::route_of(const std::vector<int>& ranks) const {
   std::set<int> gpus, domains;
   bool all_have_one = true;
   for (const int rank : ranks) {
@@ -41,17 +41,17 @@ GpuRoute Placement::route_of(const std::vector<int>& ranks) const {
     gpus.insert(gpu);
     domains.insert(domain_of_rank_[static_cast<std::size_t>(rank)]);
   }
-  const bool may_share = wanted_ == GpuRoute::Nccl && nccl_shares_;
+  const bool may_share = wanted_ == Route::Nccl && nccl_shares_;
   const bool own = has_nccl_ && all_have_one && (may_share || gpus.size() == ranks.size());
   const bool shared = has_ipc_ && all_have_one && gpus.size() == 1 && domains.size() == 1 &&
                       ranks.size() <= static_cast<std::size_t>(kMostSharers);
-  if (wanted_ == GpuRoute::Staged) return GpuRoute::Staged;
-  if (wanted_ == GpuRoute::SharedGpu && shared) return GpuRoute::SharedGpu;
-  if (own) return GpuRoute::Nccl;
-  return shared ? GpuRoute::SharedGpu : GpuRoute::Staged;
+  if (wanted_ == Route::Staged) return Route::Staged;
+  if (wanted_ == Route::SharedGpu && shared) return Route::SharedGpu;
+  if (own) return Route::Nccl;
+  return shared ? Route::SharedGpu : Route::Staged;
 }
 
-GpuRoute Placement::route_of_set(int id, const std::vector<int>& ranks) const {
+Route Placement::route_of_set(int id, const std::vector<int>& ranks) const {
   const std::lock_guard lock(mutex_);
   auto& [known, way] = known_[id];
   if (known != ranks) {
@@ -85,8 +85,8 @@ std::string Placement::describe() const {
   const std::string crowd =
       most->second > 1 ? formatted("{} ranks share a GPU, ", most->second) : std::string();
   switch (route_of(everyone)) {
-    case GpuRoute::Nccl: return crowd.empty() ? "one rank per GPU, NCCL" : crowd + "NCCL";
-    case GpuRoute::SharedGpu: return crowd + "through CUDA IPC";
+    case Route::Nccl: return crowd.empty() ? "one rank per GPU, NCCL" : crowd + "NCCL";
+    case Route::SharedGpu: return crowd + "through CUDA IPC";
     default: return crowd + "staged through host memory";
   }
 }

@@ -4,7 +4,6 @@
 /// on every rank.
 // Tested in tests/ops/gpu/ipc/shared_gpu_backend_test.cc
 
-#include <cstdint>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -13,16 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/routes.h"
 #include "ops/gpu/api/gpu_api.h"
 
 namespace hvd::gpu {
-
-/// A GpuRoute says how GPU tensors of a set of ranks travel.
-enum class GpuRoute : std::uint8_t {
-  Nccl,       ///< every rank has a GPU of its own
-  SharedGpu,  ///< all ranks have the same GPU, and share memory on the host
-  Staged,     ///< anything else: through host memory
-};
 
 class Placement {
  public:
@@ -33,12 +26,13 @@ class Placement {
   /// staged.
   Placement(const std::vector<int>& host_of_rank, std::vector<int> domain_of_rank,
             const std::vector<std::string>& gpu_of_rank, bool has_nccl,
-            std::optional<GpuRoute> wanted = std::nullopt, bool has_ipc = true);
+            std::optional<Route> wanted = std::nullopt, bool has_ipc = true);
 
-  /// `ranks`: global, ascending.
-  [[nodiscard]] GpuRoute route_of(const std::vector<int>& ranks) const;
+  /// Returns Nccl, SharedGpu (the ranks share memory on the host, too) or, for anything else,
+  /// Staged. `ranks`: global, ascending.
+  [[nodiscard]] Route route_of(const std::vector<int>& ranks) const;
   /// Returns the same, remembered for each process set. Any thread.
-  [[nodiscard]] GpuRoute route_of_set(int id, const std::vector<int>& ranks) const;
+  [[nodiscard]] Route route_of_set(int id, const std::vector<int>& ranks) const;
   /// Returns the ranks of `rank`'s domain that have its GPU, itself among them, ascending; none if
   /// it has none.
   [[nodiscard]] std::vector<int> sharers_of(int rank) const;
@@ -51,9 +45,9 @@ class Placement {
   bool has_nccl_;
   bool has_ipc_;
   bool nccl_shares_ = true;  ///< NCCL takes several ranks of one GPU, on all of them
-  std::optional<GpuRoute> wanted_;
+  std::optional<Route> wanted_;
   mutable std::mutex mutex_;
-  mutable std::map<int, std::pair<std::vector<int>, GpuRoute>> known_;  // by the set's id
+  mutable std::map<int, std::pair<std::vector<int>, Route>> known_;  // by the set's id
 };
 
 /// CUDA's index of the GPU that a rank works on, its own where there are enough: `local_rank`

@@ -13,7 +13,7 @@ constexpr std::size_t kLargestGrowth = std::size_t{1} << 30;
 }  // namespace
 
 DevicePool::~DevicePool() {
-  if (leaked_ || slabs_.empty()) return;  // a process without GPU tensors never touches its GPU
+  if (slabs_.empty()) return;  // a process without GPU tensors never touches its GPU
   const DeviceGuard guard(*site_.table, site_.device);
   for (const Slab& slab : slabs_) site_.table->device_free(slab.base);
 }
@@ -89,13 +89,6 @@ void OwnEvents::make(const CallContext& site) {
   }
 }
 
-void OwnEvents::leak() noexcept {
-  for (Turn& turn : turns_) {
-    turn.packed.leak();
-    turn.reduced.leak();
-  }
-}
-
 std::byte* Peers::memory(const CallContext& site, int index, const PoolPlace& place) {
   void*& base = slabs_[{index, place.slab}];
   if (base == nullptr) {
@@ -125,7 +118,6 @@ CudaEvent* Peers::reduced(const CallContext& site, int index, std::size_t turn) 
 }
 
 void Peers::close() noexcept {
-  if (left_open_) return;
   if (!events_.empty() || !slabs_.empty()) close_opened();
   events_.clear();
   slabs_.clear();
@@ -138,12 +130,6 @@ void Peers::close_opened() noexcept {
     if (opened != nullptr) table_->event_destroy(opened);
   for (const auto& [place, base] : slabs_)
     if (base != nullptr) table_->ipc_close_memory(base);
-}
-
-void Peers::leave_open() noexcept {
-  left_open_ = true;
-  events_.clear();
-  slabs_.clear();
 }
 
 bool Peers::all_closed() const {

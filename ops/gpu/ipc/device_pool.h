@@ -65,7 +65,6 @@ class DevicePool {
  public:
   /// `control` outlives the pool.
   DevicePool(const CallContext& site, SharedControl& control) : site_(site), control_(control) {}
-  /// Frees the slabs, unless `leak` was called.
   ~DevicePool();
   DevicePool(const DevicePool&) = delete;
   DevicePool& operator=(const DevicePool&) = delete;
@@ -76,7 +75,6 @@ class DevicePool {
   /// Returns the place of an address inside one of the slabs.
   [[nodiscard]] std::optional<PoolPlace> find(const void* address) const;
   [[nodiscard]] std::byte* at(const PoolPlace& place) const;
-  void leak() noexcept { leaked_ = true; }
   [[nodiscard]] std::size_t slabs() const;
 
  private:
@@ -92,7 +90,6 @@ class DevicePool {
   SharedControl& control_;
   mutable std::mutex mutex_;
   std::vector<Slab> slabs_;
-  bool leaked_ = false;
 };
 
 /// OwnEvents are this rank's events, whose handles are written where the ranks of the host see
@@ -111,7 +108,6 @@ class OwnEvents {
   [[nodiscard]] Turn& at(std::size_t turn) { return turns_[turn]; }
   /// Returns which of them the next batch uses.
   std::size_t next() { return launches_++ % turns_.size(); }
-  void leak() noexcept;
 
  private:
   SharedControl& control_;
@@ -132,12 +128,9 @@ class Peers {
   std::byte* memory(const CallContext& site, int index, const PoolPlace& place);
   CudaEvent* packed(const CallContext& site, int index, std::size_t turn);
   CudaEvent* reduced(const CallContext& site, int index, std::size_t turn);
-  /// Closes everything and says so in this rank's control. Idempotent, and nothing after
-  /// `leave_open`. Waits for what the device still does with it.
+  /// Closes everything and says so in this rank's control. Idempotent. Waits for what the device
+  /// still does with it.
   void close() noexcept;
-  /// Leaves everything to the process's end, and does not say that it is closed: for a device that
-  /// does not come to rest.
-  void leave_open() noexcept;
   /// Returns whether all ranks have closed everything.
   [[nodiscard]] bool all_closed() const;
 
@@ -152,7 +145,6 @@ class Peers {
   const int self_;
   const GpuApi* table_ = nullptr;
   int device_ = 0;
-  bool left_open_ = false;
   std::map<std::pair<int, std::uint64_t>, void*> slabs_;  // by rank's index and number
   std::map<const IpcHandle*, CudaEvent*> events_;
 };

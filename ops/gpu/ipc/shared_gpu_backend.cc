@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "hvd/base/text.h"
+#include "hvd/engine/progress/batch_runner.h"
 #include "hvd/errors.h"
 #include "hvd/routes.h"
 #include "ops/gpu/api/gpu_execution.h"
@@ -312,8 +313,8 @@ SharedGpuBackend::SharedGpuBackend(const GpuApi& table, int device, Board& board
       pool_(std::make_shared<DevicePool>(
           CallContext{.table = &table, .rank = topology_.rank, .device = device, .tensors = {}},
           control(self()))),
-      peers_(controls_, self()),
-      events_(control(self())) {}
+      peers_(std::make_shared<Peers>(controls_, self())),
+      events_(std::make_shared<OwnEvents>(control(self()))) {}
 
 SharedGpuBackend::~SharedGpuBackend() {
   // What `abort` has waited for in vain ends with the process. Without a failure nothing is under
@@ -321,18 +322,18 @@ SharedGpuBackend::~SharedGpuBackend() {
   if (is_stuck_) {
     // a stream may wait for an event of a rank that has died, which never comes; closing would wait
     // with it
-    peers_.leave_open();
+    keep_for_ever(peers_);
   } else {
-    peers_.close();
+    peers_->close();
   }
   // Neither memory nor events must be let go while another process has them open.
   const auto deadline = std::chrono::steady_clock::now() + options_.rest_limit;
-  const bool used = pool_->slabs() > 0 || events_.made();
-  while (!is_stuck_ && used && !peers_.all_closed() && std::chrono::steady_clock::now() < deadline)
+  const bool used = pool_->slabs() > 0 || events_->made();
+  while (!is_stuck_ && used && !peers_->all_closed() && std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::microseconds(100));
-  if (!is_stuck_ && (!used || peers_.all_closed())) return;
-  pool_->leak();
-  events_.leak();
+  if (!is_stuck_ && (!used || peers_->all_closed())) return;
+  keep_for_ever(pool_);
+  keep_for_ever(events_);
 }
 
 bool SharedGpuBackend::supports(const BatchTraits& traits) const {
@@ -384,7 +385,7 @@ std::shared_ptr<void> SharedGpuBackend::allocate(const BatchTraits& traits, std:
 
 std::byte* SharedGpuBackend::address(const CallContext& site, int index, std::uint64_t location) {
   const PoolPlace place = PoolPlace::of(location);
-  return index == self() ? pool_->at(place) : peers_.memory(site, index, place);
+  return index == self() ? pool_->at(place) : peers_->memory(site, index, place);
 }
 
 void SharedGpuBackend::release_later(std::uint64_t sequence, std::uint64_t location) {
@@ -410,7 +411,7 @@ std::unique_ptr<Execution> SharedGpuBackend::launch(Batch batch) {
   try {
     const DeviceGuard guard(site);
     stream_.create(site);
-    events_.make(site);
+    events_->make(site);
     auto execution = std::make_unique<SharedGpuExecution>(*this, site, names, std::move(batch));
     execution->start();
     return execution;

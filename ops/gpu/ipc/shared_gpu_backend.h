@@ -72,13 +72,13 @@ class SharedGpuBackend final : public Backend {
   // ---- for the executions; for the thread that has the turn
   [[nodiscard]] Board& board() const { return board_; }
   [[nodiscard]] const Stream& stream() const { return stream_; }
-  [[nodiscard]] Peers& peers() { return peers_; }
+  [[nodiscard]] Peers& peers() { return *peers_; }
   [[nodiscard]] int self() const { return topology_.domain_index; }
   [[nodiscard]] int domain_index(int rank) const { return topology_.index_here(rank); }
   [[nodiscard]] SharedControl& control(int index) const {
     return *controls_[static_cast<std::size_t>(index)];
   }
-  [[nodiscard]] OwnEvents& events() { return events_; }
+  [[nodiscard]] OwnEvents& events() { return *events_; }
   /// Returns where a rank's tensor is, in this process.
   std::byte* address(const CallContext& site, int index, std::uint64_t location);
   void release_later(std::uint64_t sequence, std::uint64_t location);
@@ -99,9 +99,9 @@ class SharedGpuBackend final : public Backend {
   const std::vector<SharedControl*> controls_;
   const SharedGpuOptions options_;
   const std::shared_ptr<DevicePool> pool_;
-  Peers peers_;
+  const std::shared_ptr<Peers> peers_;
   Stream stream_;
-  OwnEvents events_;
+  const std::shared_ptr<OwnEvents> events_;
   bool failed_ = false;
   bool is_stuck_ = false;  ///< the stream has not ended what it did, in `abort`
   struct Deferred {

@@ -19,15 +19,6 @@ using Clock = std::chrono::steady_clock;
 /// time: nothing sleeps. What takes longer waits for other ranks.
 constexpr std::chrono::milliseconds kYielding{1};
 
-std::function<bool()> world_has_failed(DomainLife life) {
-  return [life = std::move(life), next = Clock::time_point()]() mutable {
-    if (life.failed()) return true;
-    if (Clock::now() < next) return false;
-    next = Clock::now() + std::chrono::milliseconds(100);
-    return life.end_if_one_died();
-  };
-}
-
 namespace {
 
 /// NCCL hangs in it when a kernel or the network does.
@@ -131,11 +122,11 @@ bool AbortMark::is_set() const noexcept {
   return says(shared_) || says(own_);
 }
 
-void AbortMark::close(bool free) noexcept {
+void AbortMark::close() noexcept {
   std::uint32_t* const own = std::exchange(own_, nullptr);
   const bool registered = std::exchange(registered_, false);
   read_ = nullptr;
-  if (!free || (own == nullptr && !registered)) return;
+  if (own == nullptr && !registered) return;
   const DeviceGuard guard(table_, device_);
   if (registered) table_.host_unregister(shared_);
   if (own != nullptr) table_.host_free(own);

@@ -30,21 +30,6 @@ namespace hvd::gpu {
 /// first rank's bytes. May throw.
 using IdBroadcast = std::function<Bytes(Bytes mine)>;
 
-// What ends a wait inside NCCL, by the thread that has the turn: while it waits, nobody else of
-// this rank looks whether the others live, and where all that live wait so, nobody would find that
-// one has died.
-
-/// DomainLife is what is asked of the domain, and told to it (hvd/negotiation/board/board.h).
-struct DomainLife {
-  std::function<bool()> failed;           ///< returns whether the world has
-  std::function<bool()> end_if_one_died;  ///< ends the world if a rank of the domain has died, and
-                                          ///< returns whether one has
-};
-
-/// Returns the question whether the world has failed. It is asked often; ten times a second it
-/// looks whether a rank of the domain has died. One thread at a time asks each copy.
-std::function<bool()> world_has_failed(DomainLife life);
-
 /// Patience says how long, and for what, a call that is not answered is waited for.
 struct Patience {
   /// Other ranks may be this much late to a communicator's first call. More: a rank that never
@@ -121,9 +106,9 @@ class AbortMark {
   void set() noexcept;
   /// Returns whether it is set, by any of the ranks.
   [[nodiscard]] bool is_set() const noexcept;
-  /// Nothing is launched any more. `free`: whether the device comes to rest; otherwise the word
-  /// stays with the process.
-  void close(bool free) noexcept;
+  /// Lets go of the word, for a device that has come to rest; nothing is launched any more. Without
+  /// it the word stays with the process.
+  void close() noexcept;
 
  private:
   [[nodiscard]] bool register_shared() noexcept;

@@ -29,7 +29,7 @@ FusionMemory::~FusionMemory() {
         as == Registration::Window ? table_->window_deregister : table_->comm_deregister;
     deregister(communicator->get(), handle);
   }
-  if (data_ != nullptr) table_->mem_free(data_);
+  table_->mem_free(data_);
 }
 
 void FusionMemory::register_with(const CallContext& site,
@@ -106,11 +106,6 @@ std::unique_ptr<FusionMemory> FusionBuffer::allocate(const CallContext& site,
   return std::make_unique<FusionMemory>(*site.table, data, bytes, registration_, remark_);
 }
 
-void FusionBuffer::leak() noexcept {
-  if (current_ != nullptr) current_->leak();
-  for (auto& old : outgrown_) old.memory->leak();
-}
-
 std::shared_ptr<void> LentMemory::lend(std::size_t bytes) {
   if (bytes == 0) return nullptr;
   auto block = take_idle(bytes);
@@ -168,7 +163,7 @@ void LentMemory::take_back(const void* data) noexcept {
     const std::lock_guard lock(mutex_);
     const auto found = std::find_if(out_.begin(), out_.end(),
                                     [&](const Block& block) { return block.data == data; });
-    if (!given_up_) (closed_ ? over : idle_).push_back(*found);
+    (closed_ ? over : idle_).push_back(*found);
     out_.erase(found);
   }
   free(over);
@@ -183,15 +178,14 @@ bool LentMemory::has(const void* begin, std::size_t bytes) const {
   });
 }
 
-void LentMemory::close(bool free) noexcept {
+void LentMemory::close() noexcept {
   std::vector<Block> over;
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
-    given_up_ = !free;
     over.swap(idle_);
   }
-  if (free) this->free(over);
+  free(over);
 }
 
 void LentMemory::free(const std::vector<Block>& blocks) const noexcept {

@@ -66,8 +66,6 @@ class FusionMemory {
   /// Registers it, once with each communicator. Where NCCL has no use for a window it is registered
   /// as a buffer.
   void register_with(const CallContext& site, const std::shared_ptr<Communicator>& communicator);
-  /// Never frees it: the device may still write there.
-  void leak() noexcept { data_ = nullptr; }
 
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
@@ -98,8 +96,6 @@ class FusionBuffer {
   std::byte* reserve(const CallContext& site, std::size_t bytes, const Stream& stream,
                      const std::vector<std::shared_ptr<Communicator>>& communicators);
   std::size_t capacity_bytes() const { return current_ ? current_->bytes() : 0; }
-  /// Drops it without freeing; for a device that does not come to rest.
-  void leak() noexcept;
 
  private:
   struct Outgrown {
@@ -125,9 +121,9 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   std::shared_ptr<void> lend(std::size_t bytes);
   /// Returns whether these bytes lie in one of the blocks that are out.
   [[nodiscard]] bool has(const void* begin, std::size_t bytes) const;
-  /// Nothing is lent any more. `free`: whether the device comes to rest; otherwise the memory is
-  /// given up.
-  void close(bool free) noexcept;
+  /// Frees what is not out, and from now on what comes back, for a device that has come to rest;
+  /// nothing is lent any more. Without it the memory stays with the process.
+  void close() noexcept;
 
  private:
   struct Block {
@@ -144,7 +140,7 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   const int device_;
   mutable std::mutex mutex_;  // of the rest
   std::vector<Block> out_, idle_;
-  bool closed_ = false, given_up_ = false;
+  bool closed_ = false;
 };
 
 }  // namespace hvd::gpu

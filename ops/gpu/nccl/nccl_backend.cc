@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "hvd/base/text.h"
+#include "hvd/engine/progress/batch_runner.h"
 #include "hvd/errors.h"
 #include "hvd/routes.h"
 #include "ops/gpu/api/gpu_execution.h"
@@ -147,22 +148,26 @@ std::string text_of(const Batch& batch) {
 
 }  // namespace
 
+std::function<bool()> world_has_failed(Board& board) {
+  using std::chrono::milliseconds, std::chrono::steady_clock;
+  return [&board, next = steady_clock::time_point()]() mutable {
+    if (board.failed()) return true;
+    if (steady_clock::now() < next) return false;
+    next = steady_clock::now() + milliseconds(100);
+    return board.end_if_one_died();
+  };
+}
+
 NcclBackend::NcclBackend(const GpuApi& table, int device, UniqueIdExchange exchange,
                          NcclOptions options)
     : table_(table),
       device_(device),
-      fusion_threshold_bytes_(options.fusion_threshold_bytes),
-      registration_(options.registration),
       exchange_(std::move(exchange)),
-      rest_limit_(options.rest_limit),
-      takes_(options.takes),
-      host_of_rank_(options.host_of_rank),
-      remark_(options.remark),
-      sums_only_(options.sums_only || registration_ == Registration::Window),
+      options_(std::move(options)),
       communicators_(
-          std::make_shared<Communicators>(table, device, options.patience, options.abort_word)),
+          std::make_shared<Communicators>(table, device, options_.patience, options_.abort_word)),
       lent_(std::make_shared<LentMemory>(table, device)) {
-  for (int track = 0; track < std::max(options.streams, 1); ++track)
+  for (int track = 0; track < std::max(options_.streams, 1); ++track)
     tracks_.push_back(std::make_unique<Track>());
 }
 
@@ -170,22 +175,24 @@ NcclBackend::~NcclBackend() {
   const bool rested = communicators_->failed() || comes_to_rest();
   // so that what the device has not done yet is trusted by nobody
   if (!rested) communicators_->refuse();
-  if (registration_ == Registration::Window && !communicators_->failed()) {
+  if (options_.registration == Registration::Window && !communicators_->failed()) {
     const DeviceGuard guard(table_, device_);
     // while there are communicators to tell
     for (const auto& track : tracks_) track->fusion.clear();
   }
   communicators_->end();
   const bool rests = rested && comes_to_rest();
-  lent_->close(rests);
-  communicators_->mark().close(rests);
+  if (rests) {
+    lent_->close();
+    communicators_->mark().close();
+  }
   const auto is_used = [](const auto& track) { return track->stream.get() != nullptr; };
   // a process without GPU tensors never touches its GPU
   if (std::none_of(tracks_.begin(), tracks_.end(), is_used)) return;
   const DeviceGuard guard(table_, device_);
-  for (const auto& track : tracks_)
-    for (auto& [ranks, fusion] : track->fusion)
-      if (!rests) fusion.leak();
+  if (!rests)  // the device may still write there
+    for (const auto& track : tracks_)
+      keep_for_ever(std::make_shared<decltype(track->fusion)>(std::move(track->fusion)));
   tracks_.clear();
 }
 
@@ -195,12 +202,13 @@ bool NcclBackend::abort() noexcept {
 }
 
 bool NcclBackend::supports(const BatchTraits& traits) const {
-  return traits.device.kind == DeviceKind::Cuda && (!takes_ || takes_(*traits.set)) &&
+  return traits.device.kind == DeviceKind::Cuda &&
+         (!options_.takes || options_.takes(*traits.set)) &&
          moves_or_reduces(traits, reduce_supported);
 }
 
 std::shared_ptr<void> NcclBackend::allocate(const BatchTraits& traits, std::size_t bytes) {
-  const bool gains = registration_ == Registration::None && traits.set->ranks.size() > 1 &&
+  const bool gains = options_.registration == Registration::None && traits.set->ranks.size() > 1 &&
                      traits.device.index == device_;
   return gains ? lent_->lend(bytes) : nullptr;
 }
@@ -241,9 +249,11 @@ LaunchContext NcclBackend::launch_context_of(const CallContext& site, const Batc
     return CommGroup{communicators_->of(site, ranks, rank, static_cast<int>(number), exchange),
                      static_cast<int>(ranks.size()), rank};
   };
-  const auto sharers = registration_ == Registration::Window ? present.ranks : std::vector<int>();
+  const bool in_windows = options_.registration == Registration::Window;
   FusionBuffer& fusion =
-      track.fusion.try_emplace(sharers, fusion_threshold_bytes_, registration_, remark_)
+      track.fusion
+          .try_emplace(in_windows ? present.ranks : std::vector<int>(),
+                       options_.fusion_threshold_bytes, options_.registration, options_.remark)
           .first->second;
   LaunchContext context{{nullptr, static_cast<int>(present.ranks.size()), present.rank},
                         site,
@@ -251,12 +261,12 @@ LaunchContext NcclBackend::launch_context_of(const CallContext& site, const Batc
                         fusion,
                         *lent_,
                         tracks_.size() > 1 ? &order_ : nullptr,
-                        sums_only_,
+                        options_.sums_only || in_windows,
                         std::nullopt};
   const bool sums = batch.traits.kind == OpKind::Allreduce;
   if (sums && batch.traits.set->ranks.size() == 1) return context;
   if (const auto levels =
-          sums ? levels_of(present.ranks, present.rank, host_of_rank_) : std::nullopt) {
+          sums ? levels_of(present.ranks, present.rank, options_.host_of_rank) : std::nullopt) {
     context.levels = {connect(levels->first), connect(levels->second)};
   } else {
     static_cast<CommGroup&>(context) = connect(present.ranks);
@@ -291,7 +301,8 @@ void NcclBackend::enqueue(const LaunchContext& context, const Batch& batch) {
 /// was waited for in vain is looked at once more, and shortly.
 bool NcclBackend::comes_to_rest() noexcept {
   using std::chrono::milliseconds, std::chrono::steady_clock;
-  const auto limit = is_stuck_ ? std::min(rest_limit_, milliseconds(20)) : rest_limit_;
+  const auto limit =
+      is_stuck_ ? std::min(options_.rest_limit, milliseconds(20)) : options_.rest_limit;
   const auto deadline = steady_clock::now() + limit;
   is_stuck_ = false;
   for (const auto& track : tracks_) {

@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "hvd/backend.h"
+#include "hvd/negotiation/board/board.h"
 #include "ops/gpu/api/gpu_api.h"
 #include "ops/gpu/api/handles.h"
 #include "ops/gpu/nccl/collectives.h"
@@ -44,6 +45,12 @@ namespace hvd::gpu {
 /// levels for the parts of the set that then take its place. `mine` is empty except on the first
 /// rank; returns the first rank's bytes. May throw an Error.
 using UniqueIdExchange = std::function<Bytes(const ProcessSetInfo& set, Bytes mine)>;
+
+/// Returns the question whether the world has failed, which ends a wait inside NCCL. It is asked
+/// often; ten times a second it looks whether a rank of the domain has died: while the thread that
+/// has the turn waits, nobody else of this rank does, and where all that live wait so, nobody would
+/// find it. `board` outlives the question; one thread at a time asks each copy.
+std::function<bool()> world_has_failed(Board& board);
 
 struct NcclOptions {
   Patience patience;
@@ -110,14 +117,8 @@ class NcclBackend : public Backend {
 
   const GpuApi& table_;
   const int device_;
-  const std::size_t fusion_threshold_bytes_;
-  const Registration registration_;
   const UniqueIdExchange exchange_;
-  const std::chrono::milliseconds rest_limit_;
-  const std::function<bool(const ProcessSetInfo& set)> takes_;
-  const std::vector<int> host_of_rank_;
-  const Remark remark_;
-  const bool sums_only_;
+  const NcclOptions options_;
   std::shared_ptr<Communicators> communicators_;
   std::shared_ptr<LentMemory> lent_;
   std::vector<std::unique_ptr<Track>> tracks_;

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <barrier>
 #include <thread>
 
@@ -158,6 +159,39 @@ TEST_CASE("a host that takes no part may forget a tensor between two ranks' intr
       CHECK(values == std::vector<float>(3, static_cast<float>(2 * round)));
     }
   });
+}
+
+TEST_CASE("a host that takes no part may have forgotten what ranks of others disagree about") {
+  for (const int idle : {0, 2}) {
+    CAPTURE(idle);
+    Config config;
+    config.cache_capacity = 16;
+    config.process_sets = {{idle == 0 ? 1 : 0, idle == 0 ? 2 : 1}, {idle}};
+    ThreadWorld world({.size = 3, .domains = 3, .config = config});
+    std::atomic<int> told = 0;
+    world.run([&](int rank, Engine& engine) {
+      for (int round = 1; round < 3; ++round) {
+        std::vector<float> values(1, 1.0F);
+        Submission disputed = allreduce_of(values, "disputed", DataType::Float32);
+        disputed.process_set = 1;
+        if (rank == 1) disputed.kind = OpKind::Allgather;
+        for (int i = 0; rank == idle && told < 2 * round; ++i) {
+          Submission alone = allreduce_of(values, "own " + std::to_string(i), DataType::Float32);
+          alone.process_set = 2;
+          engine.wait(*engine.submit(std::move(alone), After::Wait));
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        if (rank != idle) {
+          CHECK_THROWS_AS(engine.wait(*engine.submit(std::move(disputed), After::Wait)), Mismatch);
+          ++told;
+        }
+        values = {1.0F};
+        engine.wait(*engine.submit(allreduce_of(values, "disputed", DataType::Float32)));
+        CHECK(values.front() == 3.0F);
+      }
+    });
+    CHECK(told == 4);
+  }
 }
 
 }  // namespace hvd::test

@@ -6,6 +6,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "hvd/engine/engine.h"
+#include "tests/support/engine_probe.h"
 #include "tests/support/thread_world.h"
 
 namespace hvd::test {
@@ -224,6 +226,148 @@ TEST_CASE("repeated op: shutdown ends what nobody comes back for") {
     });
     CHECK(memory.use_count() == 1);
   }
+}
+
+/// Where the tensors of a group of two sums lie, in elements of a rank's memory.
+struct Places {
+  std::size_t input[2], output[2];
+};
+
+/// A group of two sums of one rank, which may lie elsewhere from call to call.
+struct Group {
+  static constexpr std::size_t kCount = 2;
+  Engine& engine;
+  bool waits;
+  Ints values = Ints(5 * kCount, -1);
+  Shape shape{kCount};
+
+  void fill(int rank, const Places& at) {
+    std::ranges::fill(values, -1);
+    for (const std::size_t begin : at.input)
+      for (std::size_t i = begin; i < begin + kCount; ++i)
+        values[i] = 100 * rank + static_cast<int>(i);
+  }
+  /// Returns whether it has taken the fast path, as far as can be seen.
+  bool run(const Places& at) {
+    SmallTensor small[2];
+    Submission submission = allreduce_of(values, "group", DataType::Int32);
+    submission.tensors.clear();
+    for (int i : {0, 1}) {
+      small[i] = {&values[at.input[i]], &values[at.output[i]], shape};
+      submission.tensors.push_back(
+          {small[i].input, small[i].output, DataType::Int32, shape, nullptr, true});
+    }
+    SmallCall call = call_of(submission);
+    call.group = small;
+    if (waits && engine.small_calls().try_run(call)) return true;
+    engine.wait(*engine.submit(std::move(submission), waits ? After::Wait : After::Return));
+    return false;
+  }
+  [[nodiscard]] bool is_sum(int ranks, const Places& at) const {
+    for (int i : {0, 1})
+      for (std::size_t j = 0; j < kCount; ++j)
+        if (values[at.output[i] + j] !=
+            100 * ranks * (ranks - 1) / 2 + ranks * static_cast<int>(at.input[i] + j))
+          return false;
+    return true;
+  }
+};
+
+TEST_CASE("repeated op: a group whose result comes to lie where another tensor does is refused") {
+  const Places good[] = {{{0, 2}, {4, 6}}, {{0, 2}, {0, 2}}, {{0, 0}, {4, 6}},
+                         {{2, 0}, {8, 6}}, {{0, 2}, {6, 2}}, {{0, 4}, {1, 6}}};
+  const Places bad[] = {{{0, 2}, {4, 4}}, {{0, 2}, {4, 5}}, {{0, 2}, {2, 6}}, {{0, 2}, {6, 0}},
+                        {{0, 2}, {3, 6}}, {{0, 2}, {0, 1}}, {{0, 0}, {0, 4}}, {{0, 2}, {2, 0}}};
+  for (const int domains : {1, 2, 4})
+    for (const bool waits : {true, false}) {
+      CAPTURE(domains);
+      CAPTURE(waits);
+      ThreadWorld world({.size = 4, .domains = domains});
+      std::atomic<int> fast = 0, wrong = 0, let_through = 0;
+      world.run([&](int rank, Engine& engine) {
+        Group group{engine, waits};
+        const auto run = [&](const Places& at) {
+          group.fill(rank, at);
+          fast += group.run(at) ? 1 : 0;
+          wrong += group.is_sum(4, at) ? 0 : 1;
+        };
+        const auto refuse = [&](const Places& at) {
+          group.fill(rank, at);
+          const Ints before = group.values;
+          try {
+            group.run(at);
+            ++let_through;
+          } catch (const InvalidArgument&) {
+            wrong += group.values == before ? 0 : 1;
+          }
+        };
+        run(good[0]);
+        run(good[0]);
+        for (const Places& overlapping : bad) {
+          refuse(overlapping);
+          refuse(overlapping);  // and is as new each time
+          for (const Places& apart : good) {
+            run(apart);
+            run(apart);
+            refuse(overlapping);
+          }
+        }
+      });
+      CHECK(let_through == 0);
+      CHECK(wrong == 0);
+      if (waits) CHECK(fast > 0);
+    }
+}
+
+TEST_CASE("repeated op: none is made of a group that has more tensors than a small call") {
+  constexpr std::size_t kLargest = limit(Limit::GroupTensors);
+  for (const std::size_t tensors : {kLargest, kLargest + 1}) {
+    CAPTURE(tensors);
+    ThreadWorld world({.size = 2});
+    std::atomic<std::size_t> made = 0;
+    std::atomic<int> wrong = 0;
+    world.run([&](int rank, Engine& engine) {
+      Ints values(tensors);
+      for (int round = 0; round < 6; ++round) {
+        Submission group = allreduce_of(values, "group", DataType::Int32);
+        group.tensors.clear();
+        for (std::size_t i = 0; i < tensors; ++i) {
+          values[i] = 100 * rank + round + static_cast<int>(i);
+          group.tensors.push_back({&values[i], &values[i], DataType::Int32, {1}, nullptr, true});
+        }
+        engine.wait(*engine.submit(std::move(group), After::Wait));
+        for (std::size_t i = 0; i < tensors; ++i)
+          wrong += values[i] == 100 + 2 * (round + static_cast<int>(i)) ? 0 : 1;
+      }
+      made += EngineProbe::drop_repeated(engine);
+    });
+    CHECK(made.load() == (tensors == kLargest ? 2U : 0U));
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("overlaps of a group, of any number of tensors") {
+  std::vector<std::byte> memory(4000);
+  std::vector<TensorMemory> group;
+  for (std::size_t i = 0; i < 100; ++i)
+    group.push_back({&memory[20 * i], &memory[2000 + 20 * i], 20});
+  for (const std::size_t tensors : {0, 1, 2, 32, 33, 100}) {
+    CAPTURE(tensors);
+    std::vector<TensorMemory> some(group.begin(),
+                                   group.begin() + static_cast<std::ptrdiff_t>(tensors));
+    CHECK_FALSE(find_overlap(some).has_value());
+    if (tensors < 2) continue;
+    some.back().output = &memory[1];  // in the first input
+    auto overlap = find_overlap(some);
+    REQUIRE(overlap.has_value());
+    CHECK(overlap->written == tensors - 1);
+    CHECK(overlap->other == 0);
+    some.back().bytes = 0;
+    CHECK_FALSE(find_overlap(some).has_value());
+  }
+  CHECK_FALSE(TensorMemory{&memory[0], &memory[0], 20}.overlaps_in_part());
+  CHECK_FALSE(TensorMemory{&memory[0], &memory[20], 20}.overlaps_in_part());
+  CHECK(TensorMemory{&memory[0], &memory[19], 20}.overlaps_in_part());
 }
 
 TEST_CASE("persistent op: its names are numbered by kind and process set") {

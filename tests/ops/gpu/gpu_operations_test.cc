@@ -27,7 +27,7 @@ using Floats = std::vector<float>;
 constexpr int kSize = 3;
 
 /// `domains`: pretended hosts; of several, what is staged travels between them.
-WorldOptions options_of(GpuRoute way, LockedDevices& devices, int domains = 1) {
+WorldOptions options_of(Route way, LockedDevices& devices, int domains = 1) {
   WorldOptions options;
   options.size = kSize;
   options.domains = domains;
@@ -65,14 +65,13 @@ class FullArena {
 /// where staging takes its memory from, have no room.
 void each_way(const std::function<void(int rank, Engine& engine)>& body) {
   struct Case {
-    GpuRoute way;
+    Route way;
     int domains;
     bool full_arenas = false;
   };
   for (const auto& [way, domains, full_arenas] :
-       {Case{GpuRoute::Nccl, 1}, Case{GpuRoute::SharedGpu, 1}, Case{GpuRoute::Staged, 1},
-        Case{GpuRoute::Staged, 2}, Case{GpuRoute::Staged, 1, true},
-        Case{GpuRoute::Staged, 2, true}}) {
+       {Case{Route::Nccl, 1}, Case{Route::SharedGpu, 1}, Case{Route::Staged, 1},
+        Case{Route::Staged, 2}, Case{Route::Staged, 1, true}, Case{Route::Staged, 2, true}}) {
     for (const int delay : {0, 3}) {
       CAPTURE(static_cast<int>(way));
       CAPTURE(domains);
@@ -323,7 +322,7 @@ TEST_CASE("gpu backends: the zeros of a rank that has joined count") {
 TEST_CASE("gpu backends: who works on a stream gets staged results when they are there") {
   LockedDevices devices(kSize);
   for (int rank = 0; rank < kSize; ++rank) devices.device(rank).delay = 3;
-  ThreadWorld world(options_of(GpuRoute::Staged, devices));
+  ThreadWorld world(options_of(Route::Staged, devices));
   world.run([](int rank, Engine& engine) {
     Floats values = values_of(rank, 0, 20);
     Submission submission = of_kind(OpKind::Allreduce, "on a stream", {DeviceKind::Cuda, rank});
@@ -342,12 +341,12 @@ TEST_CASE(
     "gpu backends: a tensor on another GPU than the rank's is refused there, and the others go on "
     "with it") {
   struct Case {
-    GpuRoute way;
+    Route way;
     int domains;
   };
   for (const auto& [way, domains] :
-       {Case{GpuRoute::Nccl, 1}, Case{GpuRoute::SharedGpu, 1}, Case{GpuRoute::Staged, 1},
-        Case{GpuRoute::Staged, 2}, Case{GpuRoute::Staged, 3}}) {
+       {Case{Route::Nccl, 1}, Case{Route::SharedGpu, 1}, Case{Route::Staged, 1},
+        Case{Route::Staged, 2}, Case{Route::Staged, 3}}) {
     CAPTURE(static_cast<int>(way));
     CAPTURE(domains);
     LockedDevices devices(kSize);
@@ -391,16 +390,17 @@ TEST_CASE(
 }
 
 TEST_CASE("gpu backends: their names, and what they leave to others") {
-  for (const auto& [way, names] : std::vector<std::pair<GpuRoute, std::vector<std::string>>>{
-           {GpuRoute::Nccl, {"nccl", "staged"}},
-           {GpuRoute::SharedGpu, {"cuda_ipc", "staged"}},
-           {GpuRoute::Staged, {"staged"}}}) {
+  for (const auto& [way, names] : std::vector<std::pair<Route, std::vector<std::string>>>{
+           {Route::Nccl, {"nccl", "staged"}},
+           {Route::SharedGpu, {"cuda_ipc", "staged"}},
+           {Route::Staged, {"staged"}}}) {
     LockedDevices devices(kSize);
     WorldOptions options = options_of(way, devices);
     int dressed = 0;
     options.customize = [&, names = names](int rank, EngineParts& parts) {
       const std::size_t host = parts.backends.size() - names.size();
       BatchTraits traits;
+      traits.op = ReduceOp::Sum;
       traits.set = parts.process_sets.data();
       for (std::size_t i = 0; i < names.size(); ++i) {
         const Backend& backend = *parts.backends[host + i];

@@ -26,12 +26,12 @@ std::uint64_t seeds(std::uint64_t otherwise) {
                                      : otherwise;
 }
 
-void run_programs(GpuRoute way) {
+void run_programs(Route way) {
   for (std::uint64_t seed = 0; seed < seeds(10); ++seed) {
     const ProgramDraw program = draw_program_for(way, seed);
     for (const auto kind : kSchedules) {
       // Staging moves megabytes, for which ThreadSanitizer needs 20 s.
-      if (hvd::test::kThreadSanitizer && way == GpuRoute::Staged && kind != Schedule::Kind::Random)
+      if (hvd::test::kThreadSanitizer && way == Route::Staged && kind != Schedule::Kind::Random)
         continue;
       const Schedule schedule{kind, seed};
       const ProgramReport report = run_program_on(way, program, schedule);
@@ -44,10 +44,10 @@ void run_programs(GpuRoute way) {
 
 }  // namespace
 
-TEST_CASE("programs on virtual GPUs: NCCL, by 4 schedules") { run_programs(GpuRoute::Nccl); }
+TEST_CASE("programs on virtual GPUs: NCCL, by 4 schedules") { run_programs(Route::Nccl); }
 TEST_CASE("programs on virtual GPUs: a shared GPU, by 4 schedules") {
-  run_programs(GpuRoute::SharedGpu);
+  run_programs(Route::SharedGpu);
 }
-TEST_CASE("programs on virtual GPUs: staged, by 4 schedules") { run_programs(GpuRoute::Staged); }
+TEST_CASE("programs on virtual GPUs: staged, by 4 schedules") { run_programs(Route::Staged); }
 
 }  // namespace hvd::gpu::test

@@ -81,12 +81,12 @@ void LockedDevices::fail_call(int rank, const std::string& name, int code) {
   locked.device.fail_call(name, code);
 }
 
-void LockedDevices::add_backends(GpuRoute way, int rank, EngineParts& parts,
+void LockedDevices::add_backends(Route way, int rank, EngineParts& parts,
                                  const std::shared_ptr<Arena>& arena) {
   const auto& table = devices_.at(static_cast<std::size_t>(rank))->table;
   std::vector<Backend*> host;
   for (const auto& backend : parts.backends) host.push_back(backend.get());
-  if (way == GpuRoute::Nccl) {
+  if (way == Route::Nccl) {
     NcclOptions options;
     options.streams = 2;
     options.rest_limit = rest_limit;
@@ -98,7 +98,7 @@ void LockedDevices::add_backends(GpuRoute way, int rank, EngineParts& parts,
         },
         options));
   }
-  if (way == GpuRoute::SharedGpu) {
+  if (way == Route::SharedGpu) {
     std::vector<SharedControl*> controls;
     for (auto& control : controls_) controls.push_back(&control);
     SharedGpuOptions options;

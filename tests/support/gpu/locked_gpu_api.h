@@ -47,8 +47,7 @@ class LockedDevices {
 
   /// As ops/backends.cc does it, for ranks whose tensors all travel one way. What that cannot do is
   /// staged.
-  void add_backends(GpuRoute way, int rank, EngineParts& parts,
-                    const std::shared_ptr<Arena>& arena);
+  void add_backends(Route way, int rank, EngineParts& parts, const std::shared_ptr<Arena>& arena);
 
  private:
   struct Locked;

@@ -347,32 +347,28 @@ void choose_options(World& world, const ProgramDraw& program) {
   }
 }
 
-const char* name_of(GpuRoute way) {
-  return way == GpuRoute::Nccl ? "NCCL" : way == GpuRoute::SharedGpu ? "shared GPU" : "staged";
-}
-
 }  // namespace
 
-ProgramDraw draw_program_for(GpuRoute way, std::uint64_t seed) {
+ProgramDraw draw_program_for(Route way, std::uint64_t seed) {
   ProgramLimits limits;
   limits.kinds = {OpKind::Allreduce, OpKind::Allreduce, OpKind::Broadcast,
                   OpKind::Allgather, OpKind::Alltoall,  OpKind::Reducescatter};
   limits.types = {DataType::Float32, DataType::Float32, DataType::Float64, DataType::Float16,
                   DataType::Int32,   DataType::Int64,   DataType::Int16};
   limits.ops = {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max};
-  if (way == GpuRoute::Staged)
+  if (way == Route::Staged)
     limits.kinds = {OpKind::Allreduce, OpKind::Broadcast}, limits.ops = {ReduceOp::Sum};
-  const int most = way == GpuRoute::Nccl ? 4 : 3;
+  const int most = way == Route::Nccl ? 4 : 3;
   return draw_stream_program(
       seed, 2 + static_cast<int>(seed % static_cast<std::uint64_t>(most - 1)), limits);
 }
 
-std::string describe(GpuRoute way, const ProgramDraw& program, const Schedule& schedule) {
+std::string describe(Route way, const ProgramDraw& program, const Schedule& schedule) {
   return std::string(name_of(way)) + ", " + std::to_string(program.ranks) + " ranks, program " +
          std::to_string(program.seed) + ", schedule " + text_of(schedule);
 }
 
-ProgramReport run_program_on(GpuRoute way, const ProgramDraw& program, const Schedule& schedule,
+ProgramReport run_program_on(Route way, const ProgramDraw& program, const Schedule& schedule,
                              const std::optional<Omissions::Call>& left_out) {
   World world(program.ranks);
   world.title = describe(way, program, schedule);
@@ -386,9 +382,9 @@ ProgramReport run_program_on(GpuRoute way, const ProgramDraw& program, const Sch
   int arrived = 0;
   const Common common{world, program, arrived};
   try {
-    if (way == GpuRoute::Nccl) run_nccl(common);
-    if (way == GpuRoute::SharedGpu) run_shared(common);
-    if (way == GpuRoute::Staged) run_staged(common);
+    if (way == Route::Nccl) run_nccl(common);
+    if (way == Route::SharedGpu) run_shared(common);
+    if (way == Route::Staged) run_staged(common);
   } catch (const std::exception& error) {
     report.errors.emplace_back(error.what());
   }

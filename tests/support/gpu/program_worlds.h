@@ -21,14 +21,14 @@ struct ProgramReport {
 };
 
 /// Draws a program that suits the way.
-ProgramDraw draw_program_for(GpuRoute way, std::uint64_t seed);
+ProgramDraw draw_program_for(Route way, std::uint64_t seed);
 
 /// Runs it. What is in the world besides, as tracks, registration and levels, follows from the
 /// program's seed.
-ProgramReport run_program_on(GpuRoute way, const ProgramDraw& program, const Schedule& schedule,
+ProgramReport run_program_on(Route way, const ProgramDraw& program, const Schedule& schedule,
                              const std::optional<Omissions::Call>& left_out = std::nullopt);
 
 /// Returns "NCCL, 2 ranks, program 3, schedule late:3".
-std::string describe(GpuRoute way, const ProgramDraw& program, const Schedule& schedule);
+std::string describe(Route way, const ProgramDraw& program, const Schedule& schedule);
 
 }  // namespace hvd::gpu::test

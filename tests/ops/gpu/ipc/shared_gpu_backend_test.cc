@@ -31,7 +31,7 @@ namespace {
 using hvd::test::ThreadWorld;
 using hvd::test::WorldOptions;
 
-WorldOptions options_of(GpuRoute way, int ranks, LockedDevices& devices) {
+WorldOptions options_of(Route way, int ranks, LockedDevices& devices) {
   WorldOptions options;
   options.size = ranks;
   options.limit = std::chrono::seconds(120);
@@ -106,7 +106,7 @@ TEST_CASE(
   constexpr int kRanks = 4;
   LockedDevices devices(kRanks);
   {
-    ThreadWorld world(options_of(GpuRoute::SharedGpu, kRanks, devices));
+    ThreadWorld world(options_of(Route::SharedGpu, kRanks, devices));
     world.run([](int rank, Engine& engine) {
       std::vector<std::vector<float>> tensors;
       for (std::size_t i = 0; i < 161; ++i) tensors.push_back(values_of(rank, 1 + i * 7));
@@ -129,7 +129,7 @@ TEST_CASE(
 TEST_CASE("tensors that live in memory of the backend are neither packed nor unpacked") {
   constexpr int kRanks = 3;
   constexpr std::size_t kTensors = 20;
-  for (const GpuRoute way : {GpuRoute::SharedGpu, GpuRoute::Nccl}) {
+  for (const Route way : {Route::SharedGpu, Route::Nccl}) {
     CAPTURE(static_cast<int>(way));
     LockedDevices devices(kRanks);
     {
@@ -177,7 +177,7 @@ TEST_CASE("tensors that live in memory of the backend are neither packed nor unp
         CHECK(engine.allocate(like, DataType::Float32, bytes) == nullptr);
       });
     }
-    CHECK(calls(devices, kRanks, "launch_shared_reduce") == (way == GpuRoute::SharedGpu ? 6 : 0));
+    CHECK(calls(devices, kRanks, "launch_shared_reduce") == (way == Route::SharedGpu ? 6 : 0));
     CHECK(calls(devices, kRanks, "launch_batched_copy") == 0);
   }
 }
@@ -205,7 +205,7 @@ TEST_CASE("shared gpu: any refused call is a BackendError on every rank") {
                              call == "cudaStreamWaitEvent";
     for (int rank = 0; rank < kRanks; ++rank)
       if (of_the_last || rank == 1) devices.device(rank).fail_call(call, 700, nth);
-    ThreadWorld world(options_of(GpuRoute::SharedGpu, kRanks, devices));
+    ThreadWorld world(options_of(Route::SharedGpu, kRanks, devices));
     std::vector<std::string> words(kRanks);
     world.run([&](int rank, Engine& engine) {
       std::string& said = words[static_cast<std::size_t>(rank)];
@@ -238,7 +238,7 @@ TEST_CASE(
     devices.probes = true;
     if (refused) devices.device(1).fail_call("cudaIpcOpenMemHandle", 700);
     {
-      ThreadWorld world(options_of(GpuRoute::SharedGpu, kRanks, devices));
+      ThreadWorld world(options_of(Route::SharedGpu, kRanks, devices));
       world.run([&](int rank, Engine& engine) {
         float word = 1;
         const auto on_host = [&] {
@@ -271,7 +271,7 @@ TEST_CASE(
   LockedDevices devices(kRanks);
   Kept kept;
   devices.device(1).memory_bytes = std::size_t{3} << 20;
-  ThreadWorld world(options_of(GpuRoute::SharedGpu, kRanks, devices));
+  ThreadWorld world(options_of(Route::SharedGpu, kRanks, devices));
   std::vector<std::string> words(kRanks);
   world.run([&](int rank, Engine& engine) {
     std::vector<std::vector<float>> small{values_of(rank, 1000)};
@@ -292,7 +292,7 @@ TEST_CASE(
 TEST_CASE(
     "gpu backends: who works on a stream waits until all is enqueued, not for the device, and may "
     "come back under the same name") {
-  for (const GpuRoute way : {GpuRoute::SharedGpu, GpuRoute::Nccl}) {
+  for (const Route way : {Route::SharedGpu, Route::Nccl}) {
     CAPTURE(static_cast<int>(way));
     constexpr int kRanks = 3;
     LockedDevices devices(kRanks);
@@ -355,7 +355,7 @@ TEST_CASE(
     for (int rank = 0; rank < kRanks; ++rank)
       events.push_back(devices.device(rank).user_event(gate));
     std::barrier all_have_looked(kRanks, [&]() noexcept { gate = true; });
-    WorldOptions options = options_of(GpuRoute::Nccl, kRanks, devices);
+    WorldOptions options = options_of(Route::Nccl, kRanks, devices);
     options.domains = domains;
     ThreadWorld world(options);
     world.run([&](int rank, Engine& engine) {
@@ -390,7 +390,7 @@ TEST_CASE(
 }
 
 TEST_CASE("gpu backends: an error that the device meets after wait() is the next operation's") {
-  for (const GpuRoute way : {GpuRoute::SharedGpu, GpuRoute::Nccl}) {
+  for (const Route way : {Route::SharedGpu, Route::Nccl}) {
     CAPTURE(static_cast<int>(way));
     constexpr int kRanks = 3;
     LockedDevices devices(kRanks);
@@ -426,7 +426,7 @@ TEST_CASE("gpu backends: an error that the device meets after wait() is the next
 }
 
 TEST_CASE("gpu backends: a rank that dies during a collective is RankFailed on the others") {
-  for (const GpuRoute way : {GpuRoute::SharedGpu, GpuRoute::Nccl, GpuRoute::Staged}) {
+  for (const Route way : {Route::SharedGpu, Route::Nccl, Route::Staged}) {
     CAPTURE(static_cast<int>(way));
     constexpr int kRanks = 3;
     LockedDevices devices(kRanks);
@@ -459,7 +459,7 @@ TEST_CASE(
   void* const unhappened = devices.device(2).user_event(never);
   std::barrier all_have_waited(kRanks);
   {
-    ThreadWorld world(options_of(GpuRoute::SharedGpu, kRanks, devices));
+    ThreadWorld world(options_of(Route::SharedGpu, kRanks, devices));
     world.run(
         [&](int rank, Engine& engine) {
           std::vector<std::vector<float>> tensors{values_of(rank, 100)};
@@ -486,9 +486,9 @@ TEST_CASE(
 TEST_CASE(
     "gpu backends: what a device still works on after a failure is kept for ever, what it has done "
     "with is let go") {
-  for (const GpuRoute way : {GpuRoute::Nccl, GpuRoute::SharedGpu})
+  for (const Route way : {Route::Nccl, Route::SharedGpu})
     for (const bool rests : {true, false}) {
-      if (rests && way == GpuRoute::SharedGpu) continue;  // there nobody waits (LockedDevices)
+      if (rests && way == Route::SharedGpu) continue;  // there nobody waits (LockedDevices)
       CAPTURE(static_cast<int>(way));
       CAPTURE(rests);
       constexpr int kRanks = 2;
@@ -537,7 +537,7 @@ TEST_CASE(
   constexpr int kRanks = 3;
   LockedDevices devices(kRanks);  // with two streams
   {
-    ThreadWorld world(options_of(GpuRoute::Nccl, kRanks, devices));
+    ThreadWorld world(options_of(Route::Nccl, kRanks, devices));
     world.run([](int rank, Engine& engine) {
       for (int round = 0; round < 6; ++round) {
         std::vector<std::vector<float>> tensors{
@@ -563,7 +563,7 @@ TEST_CASE(
     "count") {
   constexpr int kRanks = 3;
   LockedDevices devices(kRanks);
-  ThreadWorld world(options_of(GpuRoute::Nccl, kRanks, devices));
+  ThreadWorld world(options_of(Route::Nccl, kRanks, devices));
   world.run([](int rank, Engine& engine) {
     const auto join = [&] {
       Submission joining;
@@ -601,7 +601,7 @@ TEST_CASE("nccl: what one rank meets while a batch is in flight is a BackendErro
     Kept kept;
     for (int rank = 0; rank < kRanks; ++rank) devices.device(rank).delay = 2;
     troubles[trouble](devices.device(1));
-    ThreadWorld world(options_of(GpuRoute::Nccl, kRanks, devices));
+    ThreadWorld world(options_of(Route::Nccl, kRanks, devices));
     std::vector<std::string> words(kRanks);
     world.run([&](int rank, Engine& engine) {
       std::string& said = words[static_cast<std::size_t>(rank)];
@@ -630,7 +630,7 @@ TEST_CASE("nccl: what one rank meets while a batch is in flight is a BackendErro
 }
 
 TEST_CASE("staged: Adasum of GPU tensors is the host's, whatever the way of the others") {
-  for (const GpuRoute way : {GpuRoute::Nccl, GpuRoute::SharedGpu, GpuRoute::Staged}) {
+  for (const Route way : {Route::Nccl, Route::SharedGpu, Route::Staged}) {
     constexpr int kRanks = 3;
     LockedDevices devices(kRanks);
     {
@@ -656,7 +656,7 @@ TEST_CASE("staged: Adasum of GPU tensors is the host's, whatever the way of the 
 TEST_CASE("staged: results are put where the stream has done what came before the operation") {
   constexpr int kRanks = 3;
   LockedDevices devices(kRanks);
-  ThreadWorld world(options_of(GpuRoute::Staged, kRanks, devices));
+  ThreadWorld world(options_of(Route::Staged, kRanks, devices));
   world.run([&](int rank, Engine& engine) {
     std::vector<std::vector<float>> tensors{values_of(rank, 500)};
     const auto roots = values_of(1, 500);
@@ -684,7 +684,7 @@ TEST_CASE(
     CAPTURE(call);
     LockedDevices devices(1);
     devices.device(0).fail_call(call, 700);
-    ThreadWorld world(options_of(GpuRoute::Staged, 1, devices));
+    ThreadWorld world(options_of(Route::Staged, 1, devices));
     world.run([&](int rank, Engine& engine) {
       std::vector<std::vector<float>> tensors{values_of(rank, 10)};
       Submission submission = sum_of(rank, tensors, "t");
@@ -711,6 +711,7 @@ TEST_CASE(
                          },
                          nullptr});
   BatchTraits traits;
+  traits.op = ReduceOp::Sum;
   traits.device.kind = DeviceKind::Cuda;
   float value = 1;
   BatchMember member;
@@ -729,38 +730,38 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   const Machines one_host{{0, 0, 0, 0}, {0, 0, 0, 0}}, two_hosts{{0, 0, 1, 1}, {0, 0, 1, 1}},
       no_shared_memory{{0, 0, 0, 0}, {0, 1, 2, 3}};
   const auto placed = [](const Machines& machines, const std::vector<std::string>& gpus,
-                         std::optional<GpuRoute> wanted = std::nullopt) {
+                         std::optional<Route> wanted = std::nullopt) {
     return std::make_unique<Placement>(machines.hosts, machines.domains, gpus, true, wanted);
   };
   const auto way = [&](const Machines& machines, const std::vector<std::string>& gpus,
-                       std::optional<GpuRoute> wanted = std::nullopt) {
+                       std::optional<Route> wanted = std::nullopt) {
     return placed(machines, gpus, wanted)->route_of({0, 1, 2, 3});
   };
-  CHECK(way(one_host, {"a", "b", "c", "d"}) == GpuRoute::Nccl);
-  CHECK(way(one_host, {"a", "a", "a", "a"}) == GpuRoute::SharedGpu);
-  CHECK(way(one_host, {"a", "a", "b", "b"}) == GpuRoute::Staged);
-  CHECK(way(one_host, {"a", "b", "c", ""}) == GpuRoute::Staged);
+  CHECK(way(one_host, {"a", "b", "c", "d"}) == Route::Nccl);
+  CHECK(way(one_host, {"a", "a", "a", "a"}) == Route::SharedGpu);
+  CHECK(way(one_host, {"a", "a", "b", "b"}) == Route::Staged);
+  CHECK(way(one_host, {"a", "b", "c", ""}) == Route::Staged);
   // a number means something on its own host only
-  CHECK(way(two_hosts, {"a", "b", "a", "b"}) == GpuRoute::Nccl);
-  CHECK(way(two_hosts, {"a", "a", "a", "a"}) == GpuRoute::Staged);
-  CHECK(way(no_shared_memory, {"a", "a", "a", "a"}) == GpuRoute::Staged);
-  CHECK(way(no_shared_memory, {"a", "b", "c", "d"}) == GpuRoute::Nccl);
-  CHECK(way(one_host, {"a", "b", "c", "d"}, GpuRoute::Staged) == GpuRoute::Staged);
-  CHECK(way(one_host, {"a", "b", "c", "d"}, GpuRoute::SharedGpu) == GpuRoute::Nccl);
-  CHECK(way(one_host, {"a", "a", "a", "a"}, GpuRoute::Nccl) == GpuRoute::SharedGpu);
+  CHECK(way(two_hosts, {"a", "b", "a", "b"}) == Route::Nccl);
+  CHECK(way(two_hosts, {"a", "a", "a", "a"}) == Route::Staged);
+  CHECK(way(no_shared_memory, {"a", "a", "a", "a"}) == Route::Staged);
+  CHECK(way(no_shared_memory, {"a", "b", "c", "d"}) == Route::Nccl);
+  CHECK(way(one_host, {"a", "b", "c", "d"}, Route::Staged) == Route::Staged);
+  CHECK(way(one_host, {"a", "b", "c", "d"}, Route::SharedGpu) == Route::Nccl);
+  CHECK(way(one_host, {"a", "a", "a", "a"}, Route::Nccl) == Route::SharedGpu);
 
   const auto pairs = placed(one_host, {"a", "a", "b", "b"});
   CHECK(pairs->sharers_of(3) == std::vector<int>{2, 3});
   CHECK(placed(one_host, {"a", "a", "b", ""})->sharers_of(3).empty());
   CHECK(placed(no_shared_memory, {"a", "a", "a", "a"})->sharers_of(1) == std::vector<int>{1});
-  CHECK(pairs->route_of({0, 1}) == GpuRoute::SharedGpu);
-  CHECK(pairs->route_of({1, 2}) == GpuRoute::Nccl);
-  CHECK(pairs->route_of({0}) == GpuRoute::Nccl);
-  CHECK(placed(one_host, {"a", "a", "b", "b"}, GpuRoute::SharedGpu)->route_of({0}) ==
-        GpuRoute::SharedGpu);
-  CHECK(pairs->route_of_set(3, {0, 1}) == GpuRoute::SharedGpu);
+  CHECK(pairs->route_of({0, 1}) == Route::SharedGpu);
+  CHECK(pairs->route_of({1, 2}) == Route::Nccl);
+  CHECK(pairs->route_of({0}) == Route::Nccl);
+  CHECK(placed(one_host, {"a", "a", "b", "b"}, Route::SharedGpu)->route_of({0}) ==
+        Route::SharedGpu);
+  CHECK(pairs->route_of_set(3, {0, 1}) == Route::SharedGpu);
   // the number of a set that was removed, given again
-  CHECK(pairs->route_of_set(3, {0, 2}) == GpuRoute::Nccl);
+  CHECK(pairs->route_of_set(3, {0, 2}) == Route::Nccl);
 
   CHECK(pairs->describe() == "2 ranks share a GPU, staged through host memory");
   CHECK(placed(one_host, {"a", "a", "a", "a"})->describe() ==
@@ -769,27 +770,26 @@ TEST_CASE("placement: who shares a GPU with whom decides how a set's tensors tra
   CHECK(placed(one_host, {"", "", "", ""})->describe() == "no GPU found");
 
   const Placement without_nccl({0, 0, 0, 0}, {0, 0, 0, 0}, {"a", "a", "b", "c"}, false);
-  CHECK(without_nccl.route_of({1, 2, 3}) == GpuRoute::Staged);
-  CHECK(without_nccl.route_of({0, 1}) == GpuRoute::SharedGpu);
-  CHECK(without_nccl.route_of({3}) == GpuRoute::SharedGpu);
+  CHECK(without_nccl.route_of({1, 2, 3}) == Route::Staged);
+  CHECK(without_nccl.route_of({0, 1}) == Route::SharedGpu);
+  CHECK(without_nccl.route_of({3}) == Route::SharedGpu);
   CHECK(Placement({0, 0}, {0, 0}, {"a", "b"}, false).describe() == "staged through host memory");
-  CHECK(Placement({0, 0}, {0, 1}, {"a", "b"}, false, GpuRoute::Nccl).route_of({0, 1}) ==
-        GpuRoute::Staged);
+  CHECK(Placement({0, 0}, {0, 1}, {"a", "b"}, false, Route::Nccl).route_of({0, 1}) ==
+        Route::Staged);
 
-  const Placement without_ipc({0, 0, 0}, {0, 0, 0}, {"a", "a", "b"}, true, GpuRoute::SharedGpu,
-                              false);
-  CHECK(without_ipc.route_of({0, 1}) == GpuRoute::Staged);
-  CHECK(without_ipc.route_of({1, 2}) == GpuRoute::Nccl);
+  const Placement without_ipc({0, 0, 0}, {0, 0, 0}, {"a", "a", "b"}, true, Route::SharedGpu, false);
+  CHECK(without_ipc.route_of({0, 1}) == Route::Staged);
+  CHECK(without_ipc.route_of({1, 2}) == Route::Nccl);
   CHECK(without_ipc.describe() == "2 ranks share a GPU, staged through host memory");
 
   // NCCL takes several ranks of a GPU, where it is asked for on all of them
-  CHECK(way(one_host, {"+a", "+a", "+a", "+a"}, GpuRoute::Nccl) == GpuRoute::Nccl);
-  CHECK(placed(one_host, {"+a", "+a", "+a", "+a"}, GpuRoute::Nccl)->describe() ==
+  CHECK(way(one_host, {"+a", "+a", "+a", "+a"}, Route::Nccl) == Route::Nccl);
+  CHECK(placed(one_host, {"+a", "+a", "+a", "+a"}, Route::Nccl)->describe() ==
         "4 ranks share a GPU, NCCL");
-  CHECK(way(one_host, {"+a", "+a", "+b", "+b"}, GpuRoute::Nccl) == GpuRoute::Nccl);
-  CHECK(way(one_host, {"+a", "+a", "+a", "a"}, GpuRoute::Nccl) == GpuRoute::SharedGpu);
-  CHECK(way(one_host, {"+a", "+a", "+a", "+a"}) == GpuRoute::SharedGpu);
-  CHECK(way(one_host, {"+a", "+b", "c", "+d"}) == GpuRoute::Nccl);
+  CHECK(way(one_host, {"+a", "+a", "+b", "+b"}, Route::Nccl) == Route::Nccl);
+  CHECK(way(one_host, {"+a", "+a", "+a", "a"}, Route::Nccl) == Route::SharedGpu);
+  CHECK(way(one_host, {"+a", "+a", "+a", "+a"}) == Route::SharedGpu);
+  CHECK(way(one_host, {"+a", "+b", "c", "+d"}) == Route::Nccl);
 
   HostCluster cluster;
   HostDevice device(cluster, 0);
@@ -858,7 +858,7 @@ TEST_CASE(
   device.fail_call("cudaDeviceGetAttribute", 1);
   CHECK(lack_of_kernels(device.table(), 0, "80-real").empty());
   CHECK(device.contexts.empty());
-  CHECK(gpu_architectures().empty() == !cuda_built());
+  CHECK(gpu_architectures().empty() == (linked_gpu_api() == nullptr));
 }
 
 TEST_CASE(

@@ -36,6 +36,7 @@ class Sharer {
     set.ranks = topology_.domain_ranks;
     set.rank = 0;
     traits.device = {DeviceKind::Cuda, 0};
+    traits.op = ReduceOp::Sum;
     traits.set = &set;
   }
 
@@ -88,7 +89,6 @@ class Sharer {
 
 TEST_CASE("shared gpu: a batch that is done stays done") {
   Sharer alone(1);
-  alone.traits.op = ReduceOp::Sum;
   alone.traits.prescale_factor = 3;
   std::vector<float> values{1, 2, 5};
   {
@@ -214,17 +214,25 @@ TEST_CASE(
   CHECK(soon.device.live_memory() == 0);
 }
 
-TEST_CASE("shared gpu: who has left the others' memory open never says that it is closed") {
-  SharedControl own{}, other{};
-  {
-    Peers peers({&own, &other}, 0);
-    peers.leave_open();
-    peers.close();
-    CHECK_FALSE(own.closed.load());
+TEST_CASE(
+    "shared gpu: where the device does not come to rest nothing is let go, and the others' memory "
+    "is never said to be closed") {
+  for (const bool rests : {true, false}) {
+    CAPTURE(rests);
+    std::vector<float> values(4, 1);
+    Sharer alone(1);
+    SharedGpuOptions options;
+    options.rest_limit = std::chrono::milliseconds(rests ? 60'000 : 20);
+    auto backend = alone.backend(options);
+    auto batch = alone.batch(*backend, values);
+    batch.members.front().ready_event = alone.device.user_event(rests ? 3 : 1 << 30, {});
+    auto execution = backend->launch(std::move(batch));
+    CHECK(backend->abort() == rests);
+    execution.reset();
+    backend.reset();
+    CHECK(alone.controls[0].closed.load() == rests);
+    CHECK(alone.device.leaks() == (rests ? "" : "8 events 1 pieces of memory "));
   }
-  CHECK_FALSE(own.closed.load());
-  { const Peers closing({&own, &other}, 0); }
-  CHECK(own.closed.load());
 }
 
 TEST_CASE(

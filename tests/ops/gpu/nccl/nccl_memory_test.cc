@@ -60,6 +60,7 @@ struct Solitary {
   static BatchTraits traits(OpKind kind, const ProcessSetInfo& set) {
     BatchTraits made;
     made.kind = kind;
+    made.op = ReduceOp::Sum;
     made.device = {DeviceKind::Cuda, 0};
     made.set = &set;
     return made;

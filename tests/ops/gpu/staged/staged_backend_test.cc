@@ -66,7 +66,10 @@ struct Stage {
   Doubling host;
   BatchTraits traits;
 
-  Stage() { traits.device = {DeviceKind::Cuda, 0}; }
+  Stage() {
+    traits.op = ReduceOp::Sum;
+    traits.device = {DeviceKind::Cuda, 0};
+  }
   std::unique_ptr<StagedBackend> backend() {
     return std::make_unique<StagedBackend>(device.table(), 0, 0, std::vector<Backend*>{&host},
                                            arena, 0, WorldFailure{});
@@ -180,6 +183,7 @@ TEST_CASE("staged: memory that a copy is still to write is nobody else's, though
     Room room;
     Doubling host;
     BatchTraits traits;
+    traits.op = ReduceOp::Sum;
     traits.device = {DeviceKind::Cuda, 0};
     std::vector<float> values{1, 2, 3};
     {
@@ -261,6 +265,7 @@ TEST_CASE(
   room.device.fail_call("cudaHostRegister", 801);
   Doubling host;
   BatchTraits traits;
+  traits.op = ReduceOp::Sum;
   traits.device = {DeviceKind::Cuda, 0};
   StagedBackend backend(room.device.table(), 0, 0, {&host}, room.arena, 0, {}, room.memory);
   std::vector<float> values{1, 2, 3};
@@ -299,6 +304,7 @@ TEST_CASE(
   Room room;
   Doubling host;
   BatchTraits traits;
+  traits.op = ReduceOp::Sum;
   traits.device = {DeviceKind::Cuda, 0};
   {
     StagedBackend backend(room.device.table(), 0, 0, {&host}, room.arena, 0, {}, room.memory);
