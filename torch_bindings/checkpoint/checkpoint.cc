@@ -22,6 +22,7 @@
 #include "torch_bindings/parameters/replica_guard.h"
 #include "torch_bindings/parameters/shared_parameters.h"
 #include "torch_bindings/parameters/wrappers.h"
+#include "torch_bindings/platform/generators.h"
 #include "torch_bindings/training/metrics.h"
 
 namespace hvd {
@@ -116,12 +117,11 @@ std::string failure_of(const Call& call) {
 
 Checkpoint::Extra extra_of(InputArchive& archive) {
   Checkpoint::Extra extra;
-  c10::IValue values;
-  archive.read("extra_strings", values);
-  for (const auto& item : values.toGenericDict())
+  const auto strings = detail::value_at(archive, "extra_strings").toGenericDict();
+  for (const auto& item : strings)
     extra.strings[item.key().toStringRef()] = detail::text_of(item.value().toTensor());
-  archive.read("extra_tensors", values);
-  for (const auto& item : values.toGenericDict())
+  const auto tensors = detail::value_at(archive, "extra_tensors").toGenericDict();
+  for (const auto& item : tensors)
     extra.tensors[item.key().toStringRef()] = item.value().toTensor().cpu();
   return extra;
 }
@@ -249,7 +249,7 @@ std::vector<at::Tensor> Checkpoint::memory_of_rank(torch::optim::Optimizer& opti
   }
   if (options_.of_rank) add(options_.of_rank());
   for (const auto& part : parts)
-    if (part.generator().defined()) memory.push_back(part.generator().get_state());
+    if (part.generator().defined()) memory.push_back(detail::generator_state(part.generator()));
   return memory;
 }
 
@@ -269,7 +269,7 @@ void Checkpoint::write(const torch::nn::Module& module, torch::optim::Optimizer&
   try {  // where it fails, this rank takes part in the rest, up to where all hear of it
     if (options_.random_state)
       for (const auto& generator : generators(device_of(module)))
-        mine.random.push_back(generator.get_state());
+        mine.random.push_back(detail::generator_state(generator));
     mine.memory = memory_of_rank(optimizer, parts);
     packed = detail::pack(mine);
   } catch (...) {
@@ -335,9 +335,7 @@ void Checkpoint::find_contents(const std::string& outline, torch::nn::Module& mo
 void Checkpoint::read_contents(torch::nn::Module& module, Parts parts, Contents& contents) {
   InputArchive& archive = contents.reader->archive();
   detail::check_tied(contents.found);
-  c10::IValue value;
-  archive.read("step", value);
-  contents.step = value.toInt();
+  contents.step = detail::value_at(archive, "step").toInt();
   contents.extra = extra_of(archive);
   contents.parts = detail::find_parts(archive, parts);
   const auto named = named_buffers(module, parts);
@@ -416,17 +414,17 @@ void Checkpoint::fill_own(const torch::nn::Module& module, torch::optim::Optimiz
                           Parts parts, const Contents& contents) const {
   const OfRank& mine = contents.mine;
   SharedParameters::written_alike();
-  auto all = generators(device_of(module));
+  const auto all = generators(device_of(module));
   for (std::size_t i = 0; options_.random_state && i < std::min(all.size(), mine.random.size());
        ++i)
-    all[i].set_state(mine.random[i]);
+    detail::set_generator_state(all[i], mine.random[i]);
   // with the state that the optimizer has now
   const auto memory = memory_of_rank(optimizer, parts);
   if (fits(memory, mine.memory)) {
     for (std::size_t i = 0; i < memory.size(); ++i) memory[i].copy_(mine.memory[i]);
     auto generator = memory.end();
     for (auto part = parts.rbegin(); part != parts.rend(); ++part)
-      if (at::Generator known = part->generator(); known.defined()) known.set_state(*--generator);
+      if (part->generator().defined()) detail::set_generator_state(part->generator(), *--generator);
   }
   for (std::size_t i = 0; i < mine.names.size(); ++i)
     if (const auto found = contents.buffers.find(mine.names[i]); found != contents.buffers.end())
@@ -440,10 +438,9 @@ Checkpoint::Extra Checkpoint::read_extra() const {
     const detail::CheckpointFile file(path_, false);
     detail::CheckpointReader reader(file.outline(), at::Device(at::kCPU));
     detail::check_format(reader.archive());
-    c10::IValue values;
     for (const char* const key : {"extra_strings", "extra_tensors"}) {
-      reader.archive().read(key, values);
-      for (const auto& item : values.toGenericDict()) reader.want(item.value().toTensor());
+      const auto values = detail::value_at(reader.archive(), key).toGenericDict();
+      for (const auto& item : values) reader.want(item.value().toTensor());
     }
     if (const std::string failure = reader.read(&file, nullptr); !failure.empty())
       throw CheckpointError(failure);

@@ -26,9 +26,7 @@ void check_format(InputArchive& archive) {
 }
 
 std::vector<at::Tensor> texts_of_ranks(InputArchive& archive) {
-  c10::IValue value;
-  archive.read("ranks", value);
-  return value.toTensorVector();
+  return value_at(archive, "ranks").toTensorVector();
 }
 
 std::string pack(const OfRank& state) {
@@ -43,20 +41,19 @@ std::string pack(const OfRank& state) {
 OfRank unpack(const std::string& text,
               const std::vector<std::pair<std::string, at::Tensor>>& known) {
   InputArchive archive = archive_of(text);
-  c10::IValue random, memory, names, places, buffers;
-  archive.read("random", random);
-  archive.read("memory", memory);
-  OfRank state{random.toTensorVector(), memory.toTensorVector(), {}, {}};
-  if (archive.try_read("names", names)) {
-    for (const auto& name : names.toListRef()) state.names.push_back(name.toStringRef());
-  } else if (archive.try_read("places", places)) {
-    for (const auto place : places.toIntVector())
+  OfRank state{.random = value_at(archive, "random").toTensorVector(),
+               .memory = value_at(archive, "memory").toTensorVector(),
+               .names = {},
+               .buffers = {}};
+  if (c10::IValue value; archive.try_read("names", value)) {
+    state.names = value.to<std::vector<std::string>>();
+  } else if (archive.try_read("places", value)) {
+    for (const auto place : value.toIntVector())
       state.names.push_back(known.at(static_cast<std::size_t>(place)).first);
   } else {
     return state;
   }
-  archive.read("buffers", buffers);
-  state.buffers = buffers.toTensorVector();
+  state.buffers = value_at(archive, "buffers").toTensorVector();
   return state;
 }
 
@@ -173,16 +170,14 @@ std::vector<InputArchive> find_parts(InputArchive& archive, std::span<const Chec
   if (!archive.try_read("parts", all))
     throw CheckpointError(
         formatted("it was saved without parts, and the program has {}", parts.size()));
-  c10::IValue value;
-  all.read("size", value);
-  if (value.toInt() != static_cast<std::int64_t>(parts.size()))
-    throw CheckpointError(
-        formatted("it has {} parts, and the program {}", value.toInt(), parts.size()));
+  const std::int64_t size = value_at(all, "size").toInt();
+  if (size != static_cast<std::int64_t>(parts.size()))
+    throw CheckpointError(formatted("it has {} parts, and the program {}", size, parts.size()));
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    all.read(formatted("type.{}", i), value);
-    if (value.toStringRef() != parts[i].type())
+    const c10::IValue type = value_at(all, formatted("type.{}", i));
+    if (type.toStringRef() != parts[i].type())
       throw CheckpointError(formatted("its part {} is a {}, that of the program a {}", i,
-                                      value.toStringRef(), parts[i].type()));
+                                      type.toStringRef(), parts[i].type()));
     all.read(formatted("state.{}", i), found[i]);
   }
   return found;

@@ -38,7 +38,8 @@ struct OfRank {
 
 /// Returns it as a text for the file.
 std::string pack(const OfRank& state);
-/// Returns what `pack` has written. `known`: the module's buffers; files had their places once.
+/// Returns what `pack` has written. `known`: the module's buffers; files had their places once, and
+/// before that none of them.
 OfRank unpack(const std::string& text,
               const std::vector<std::pair<std::string, at::Tensor>>& known);
 

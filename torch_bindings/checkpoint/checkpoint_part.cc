@@ -3,6 +3,7 @@
 #include <c10/util/Type.h>
 #include <torch/torch.h>
 
+#include "torch_bindings/files/archives.h"
 #include "torch_bindings/optimizer/grad_scaler.h"
 
 namespace hvd {
@@ -23,11 +24,7 @@ CheckpointPart::CheckpointPart(GradScaler& scaler)
         archive.write("growth_tracker", c10::IValue(state.growth_tracker));
       }),
       load_([&scaler](torch::serialize::InputArchive& archive) {
-        const auto read = [&archive](const char* key) {
-          c10::IValue value;
-          archive.read(key, value);
-          return value;
-        };
+        const auto read = [&archive](const char* key) { return detail::value_at(archive, key); };
         if (!read("enabled").toBool()) {
           scaler.load_state({});
         } else {

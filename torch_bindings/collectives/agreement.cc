@@ -51,6 +51,12 @@ namespace {
   throw Mismatch(formatted("{}: the ranks differ: {}{}", what, grouped_by_rank(ranks, said), more));
 }
 
+at::Tensor tensor_of_text(const std::string& text) {
+  const at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
+  if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  return bytes;
+}
+
 }  // namespace
 
 std::uint64_t digest_of_values(const at::Tensor& tensor, std::uint64_t before) {
@@ -109,16 +115,9 @@ std::string describe(const at::Tensor& tensor) {
 }
 
 std::vector<at::Tensor> gather_text(const std::string& text, const ProcessSet& process_set) {
-  // In rows, as numbers of rows travel as int32. The first 8 bytes are the length.
-  constexpr std::int64_t kRow = 64;
-  const auto bytes = static_cast<std::int64_t>(text.size());
-  const std::int64_t rows = (bytes + 8 + kRow - 1) / kRow;
-  const at::Tensor mine = torch::zeros({rows, kRow}, torch::kUInt8);
-  auto* const to = static_cast<char*>(mine.mutable_data_ptr());
-  std::memcpy(to, &bytes, sizeof bytes);
-  std::memcpy(to + 8, text.data(), text.size());
+  const at::Tensor mine = tensor_of_text(text);
   const at::Tensor splits = torch::zeros({process_set.size()}, torch::kInt64);
-  splits[0] = rows;
+  splits[0] = mine.numel();
   const auto [all, received] = alltoall(
       mine, {.name = library_name("gather_text"), .splits = splits, .process_set = process_set});
   std::vector<at::Tensor> texts;
@@ -126,10 +125,7 @@ std::vector<at::Tensor> gather_text(const std::string& text, const ProcessSet& p
   std::int64_t first = 0;
   for (std::int64_t i = 0; i < received.size(0); ++i) {
     const auto count = received[i].item<std::int64_t>();
-    const at::Tensor part = all.narrow(0, first, count).view({-1});
-    std::int64_t length = 0;
-    std::memcpy(&length, part.const_data_ptr(), sizeof length);
-    texts.push_back(part.narrow(0, 8, length));
+    texts.push_back(all.narrow(0, first, count));
     first += count;
   }
   return texts;
@@ -137,8 +133,7 @@ std::vector<at::Tensor> gather_text(const std::string& text, const ProcessSet& p
 
 std::string said_by_all(const std::string& mine, const std::string& name,
                         const ProcessSet& process_set) {
-  const at::Tensor bytes = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
-  if (!mine.empty()) std::memcpy(bytes.mutable_data_ptr(), mine.data(), mine.size());
+  const at::Tensor bytes = tensor_of_text(mine);
   try {
     const at::Tensor all = allgather(bytes, {.name = name, .process_set = process_set});
     return {static_cast<const char*>(all.const_data_ptr()), all.nbytes()};

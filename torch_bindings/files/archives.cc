@@ -28,6 +28,12 @@ InputArchive archive_of(const std::string& text, std::optional<at::Device> devic
 
 InputArchive as_input(OutputArchive& archive) { return archive_of(text_of(archive)); }
 
+c10::IValue value_at(InputArchive& archive, const std::string& key) {
+  c10::IValue value;
+  archive.read(key, value);
+  return value;
+}
+
 at::Tensor bytes_of(const std::string& text) {
   return torch::from_blob(const_cast<char*>(text.data()), {static_cast<std::int64_t>(text.size())},
                           torch::kUInt8)
@@ -84,10 +90,7 @@ bool same_archive(InputArchive& a, InputArchive& b) {
     const bool nested = a.try_read(name, left);
     if (nested != b.try_read(name, right)) return false;
     if (nested) return same_archive(left, right);
-    c10::IValue one, other;
-    a.read(name, one);
-    b.read(name, other);
-    return same_value(one, other);
+    return same_value(value_at(a, name), value_at(b, name));
   });
 }
 

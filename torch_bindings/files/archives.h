@@ -5,6 +5,7 @@
 // tests/torch_bindings/what_if/what_if_state_test.cc
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <torch/serialize.h>
 
 #include <optional>
@@ -20,6 +21,8 @@ torch::serialize::InputArchive archive_of(const std::string& text,
                                           std::optional<at::Device> device = at::kCPU);
 /// Returns what was written, to be read on the CPU.
 torch::serialize::InputArchive as_input(torch::serialize::OutputArchive& archive);
+/// Returns the value that is written there.
+c10::IValue value_at(torch::serialize::InputArchive& archive, const std::string& key);
 
 /// Returns a string as a tensor of bytes: archives keep tensors as they are, strings they pickle.
 at::Tensor bytes_of(const std::string& text);

@@ -1,13 +1,16 @@
 #include "torch_bindings/files/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <random>
 
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
@@ -32,14 +35,31 @@ std::string number(const std::string& path, int n) {
   return n == 0 ? path : formatted("{}.{}", path, n);
 }
 
-/// Returns the path under which a new file is written, and makes its folder.
-std::string name_beside(const std::string& path) {
+/// Makes the folder of a file.
+void make_folder_of(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(folder_of(path), error);
   if (error)
     throw CheckpointError(
         formatted("cannot make the folder {}: {}", folder_of(path), error.message()));
-  return formatted("{}.new.{}", path, ::getpid());
+}
+
+/// Returns the path under which this host writes new files, one after the other.
+std::string name_beside(const std::string& path) {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return formatted("{}.new.{}", path, host.data());
+}
+
+/// Opens the file of that name for this process alone, and empties it: a process that was killed
+/// may have left it. Returns null where another one writes it.
+std::unique_ptr<const File> take_over(const std::string& name) {
+  try {
+    auto file = std::make_unique<const File>(name, O_WRONLY | O_CREAT | O_NOFOLLOW);
+    if (file->claim()) return file;
+  } catch (const CheckpointError&) {  // of another user
+  }
+  return nullptr;
 }
 
 /// The newest stays where it is and gets a second name, until the new one takes the first.
@@ -97,17 +117,34 @@ void File::read(std::uint64_t from, void* to, std::size_t bytes) const {
   }
 }
 
-FreshFile::FreshFile(std::string path)
-    : path_(std::move(path)),
-      fresh_(name_beside(path_)),
-      file_(fresh_, O_WRONLY | O_CREAT | O_TRUNC) {}
+bool File::claim() const {
+  while (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return false;
+    if (errno != EINTR) break;  // a file system without locks
+  }
+  // who had the lock before may have put the file in the place of another, under its name
+  struct stat own {};
+  struct stat named {};
+  if (::fstat(descriptor_, &own) != 0 || ::lstat(path_.c_str(), &named) != 0) return false;
+  if (own.st_dev != named.st_dev || own.st_ino != named.st_ino) return false;
+  if (::ftruncate(descriptor_, 0) != 0) fail("cannot write", path_);
+  return true;
+}
+
+FreshFile::FreshFile(std::string path) : path_(std::move(path)), fresh_(name_beside(path_)) {
+  make_folder_of(path_);
+  file_ = take_over(fresh_);
+  if (file_) return;
+  fresh_ += formatted(".{:08x}", std::random_device{}());
+  file_ = std::make_unique<const File>(fresh_, O_WRONLY | O_CREAT | O_EXCL);
+}
 
 FreshFile::~FreshFile() {
   if (!replaced_) ::unlink(fresh_.c_str());
 }
 
 void FreshFile::replace(int keep) {
-  file_.make_durable();
+  file_->make_durable();
   if (keep > 1) move_back(path_, keep);
   if (::rename(fresh_.c_str(), path_.c_str()) != 0) fail("cannot write", path_);
   replaced_ = true;

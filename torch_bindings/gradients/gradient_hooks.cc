@@ -43,33 +43,6 @@ std::unique_ptr<PostAccumulateGradHook>* find(const at::Tensor& parameter, const
   return nullptr;
 }
 
-}  // namespace
-
-bool gets_gradients(const at::Tensor& parameter) {
-  const auto type = parameter.scalar_type();
-  return parameter.requires_grad() ||
-         (torch::autograd::isDifferentiableType(type) && is_carried(type));
-}
-
-void add_gradient_hook(const at::Tensor& parameter, const void* owner, std::function<void()> call) {
-  torch::autograd::impl::materialize_autograd_meta(parameter);
-  auto& top = torch::autograd::impl::post_acc_grad_hooks(parameter);
-  top = std::make_unique<Hook>(owner, std::move(call), std::move(top));
-}
-
-void remove_gradient_hook(const at::Tensor& parameter, const void* owner) {
-  auto* const place = find(parameter, owner);
-  if (place == nullptr) return;
-  auto below = std::move(static_cast<Hook&>(**place).below);
-  *place = std::move(below);
-}
-
-bool has_gradient_hook(const at::Tensor& parameter, const void* owner) {
-  return find(parameter, owner) != nullptr;
-}
-
-namespace {
-
 /// Returns whether the pass that runs adds to the parameter's `.grad`.
 bool is_to_be_added(const at::Tensor& parameter) {
   const auto* const asked = torch::autograd::get_current_graph_task_exec_info();
@@ -86,18 +59,47 @@ bool is_called(const at::Tensor& parameter, const void* owner) {
 
 }  // namespace
 
-unsigned add_hook_before(const at::Tensor& parameter, const void* owner,
-                         std::function<void()> call) {
+bool gets_gradients(const at::Tensor& parameter) {
+  const auto type = parameter.scalar_type();
+  return parameter.requires_grad() ||
+         (torch::autograd::isDifferentiableType(type) && is_carried(type));
+}
+
+void put_gradient_hooks(const at::Tensor& parameter, const void* owner,
+                        std::optional<unsigned>& number,
+                        const std::function<GradientCalls()>& make) {
+  const bool has_after = has_gradient_hook(parameter, owner),
+             takes_before = !number && parameter.requires_grad();
+  if (has_after && !takes_before) return;
+  GradientCalls calls = make();
+  if (!has_after) {
+    auto& top = torch::autograd::impl::post_acc_grad_hooks(parameter);
+    top = std::make_unique<Hook>(owner, std::move(calls.after), std::move(top));
+  }
+  if (!calls.before || !takes_before) return;
   // it owns the hook
   const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak(
       parameter.getIntrusivePtr());
-  return parameter.register_hook(
-      [weak, owner, call = std::move(call), world = World::current()](const at::Tensor& /*given*/) {
-        const at::Tensor of(weak.lock());
-        if (!of.defined() || !is_called(of, owner) || !is_to_be_added(of)) return;
-        const WorldScope scope(world, WorldScope::kAlsoGlobal);
-        call();
-      });
+  number = parameter.register_hook([weak, owner, call = std::move(calls.before),
+                                    world = World::current()](const at::Tensor& /*given*/) {
+    const at::Tensor of(weak.lock());
+    if (!of.defined() || !is_called(of, owner) || !is_to_be_added(of)) return;
+    const WorldScope scope(world, WorldScope::kAlsoGlobal);
+    call();
+  });
+}
+
+void remove_gradient_hooks(const at::Tensor& parameter, const void* owner,
+                           std::optional<unsigned>& number) {
+  if (auto* const place = find(parameter, owner)) {
+    auto below = std::move(static_cast<Hook&>(**place).below);
+    *place = std::move(below);
+  }
+  if (number) parameter.remove_hook(*std::exchange(number, {}));
+}
+
+bool has_gradient_hook(const at::Tensor& parameter, const void* owner) {
+  return find(parameter, owner) != nullptr;
 }
 
 }  // namespace hvd::detail

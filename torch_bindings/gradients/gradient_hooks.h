@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <optional>
 
 namespace hvd::detail {
 
@@ -16,18 +17,24 @@ namespace hvd::detail {
 /// never does, and one of a type that does not travel is left out while it is frozen.
 bool gets_gradients(const at::Tensor& parameter);
 
-/// Puts a hook on the parameter, on top of what is there.
-void add_gradient_hook(const at::Tensor& parameter, const void* owner, std::function<void()> call);
-/// Takes the owner's hook off, wherever it is; what was below it moves up. Does nothing if it is
-/// not there.
-void remove_gradient_hook(const at::Tensor& parameter, const void* owner);
+/// GradientCalls are what an owner of hooks has called.
+struct GradientCalls {
+  std::function<void()> after;   ///< when backward has added to `.grad`
+  std::function<void()> before;  ///< before it does, and not where torch::autograd::grad gives the
+                                 ///< gradient to who asks for it; null: nothing is called
+};
+
+/// Puts on what is not there: `after` on top of what there is, also where a user has set a hook in
+/// its place; `before`, whose number is kept in `number`, once the parameter requires a gradient,
+/// as LibTorch takes it only then. Has them made only if one is to be put on.
+void put_gradient_hooks(const at::Tensor& parameter, const void* owner,
+                        std::optional<unsigned>& number,
+                        const std::function<GradientCalls()>& make);
+/// Takes the owner's hooks off, wherever they are; what was below moves up. Does nothing if they
+/// are not there.
+void remove_gradient_hooks(const at::Tensor& parameter, const void* owner,
+                           std::optional<unsigned>& number);
 /// Returns whether the owner's hook is still there: a user may have set another in its place.
 bool has_gradient_hook(const at::Tensor& parameter, const void* owner);
-
-/// Has `call` called before backward adds to `.grad`, and not where torch::autograd::grad gives the
-/// gradient to who asks for it; as long as the owner's hook above is the one that will be called.
-/// The parameter must require a gradient. Returns the number for `remove_hook`.
-unsigned add_hook_before(const at::Tensor& parameter, const void* owner,
-                         std::function<void()> call);
 
 }  // namespace hvd::detail

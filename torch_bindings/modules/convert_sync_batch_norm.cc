@@ -41,19 +41,15 @@ class Converted {
         Layer{c10::weak_intrusive_ptr(mark.getIntrusivePtr()), layer, process_set});
   }
 
-  /// The set over which this tensor's layer normalises now; none if not converted, or evaluating.
-  std::optional<ProcessSet> find(const at::Tensor& mark) const {
+  /// Returns the set over which this tensor's layer normalises in training; none if it is not
+  /// converted. `now`: nor where the layer evaluates.
+  std::optional<ProcessSet> find(const at::Tensor& mark, bool now) const {
     const std::shared_lock lock(mutex_);
     const auto entry = layers_.find(mark.unsafeGetTensorImpl());
     if (entry == layers_.end()) return std::nullopt;
     const auto layer = entry->second.layer.lock();
-    if (!layer || !layer->is_training()) return std::nullopt;
+    if (!layer || (now && !layer->is_training())) return std::nullopt;
     return entry->second.process_set;
-  }
-  bool contains(const at::Tensor& mark) const {
-    const std::shared_lock lock(mutex_);
-    const auto entry = layers_.find(mark.unsafeGetTensorImpl());
-    return entry != layers_.end() && !entry->second.layer.expired();
   }
 
  private:
@@ -78,7 +74,8 @@ at::Tensor batch_norm(const at::Tensor& input, const Optional& weight, const Opt
   if (training) {
     const at::Tensor mark =
         mark_of(weight.value_or(at::Tensor()), running_mean.value_or(at::Tensor()));
-    const auto process_set = mark.defined() ? Converted::all().find(mark) : std::nullopt;
+    const auto process_set =
+        mark.defined() ? Converted::all().find(mark, /*now=*/true) : std::nullopt;
     if (process_set && process_set->size() > 1)
       return detail::sync_batch_norm(
           input, weight.value_or(at::Tensor()), bias.value_or(at::Tensor()),
@@ -226,23 +223,17 @@ void detail::convert_sync_batchnorm(Module& module, const ProcessSet& process_se
         joined(report.local, ", "));
 }
 
-bool is_sync_batchnorm(const Module& layer) {
-  if (dynamic_cast<const SyncBatchNormImpl*>(&layer) != nullptr) return true;
-  const auto found = as_batch_norm(std::const_pointer_cast<Module>(layer.weak_from_this().lock()));
-  return found && found->mark.defined() && Converted::all().contains(found->mark);
-}
-
-bool detail::is_synchronizing(const Module& layer) {
-  if (!layer.is_training()) return false;
-  if (const auto* const sync = dynamic_cast<const SyncBatchNormImpl*>(&layer))
-    return sync->process_set().size() > 1;
-  const auto found = as_batch_norm(std::const_pointer_cast<Module>(layer.weak_from_this().lock()));
-  if (!found || !found->mark.defined()) return false;
-  const auto process_set = Converted::all().find(found->mark);
-  return process_set && process_set->size() > 1;
-}
-
 namespace {
+
+/// Returns the set over which the layer normalises in training; none if it is no SyncBatchNorm.
+/// `now`: nor where it evaluates.
+std::optional<ProcessSet> set_of(const Module& layer, bool now) {
+  if (now && !layer.is_training()) return std::nullopt;
+  if (const auto* const sync = dynamic_cast<const SyncBatchNormImpl*>(&layer))
+    return sync->process_set();
+  const auto found = as_batch_norm(std::const_pointer_cast<Module>(layer.weak_from_this().lock()));
+  return found && found->mark.defined() ? Converted::all().find(found->mark, now) : std::nullopt;
+}
 
 /// Keeps running statistics, as TorchScript's batch norm and a user's own do, and LibTorch's
 /// instance norm too.
@@ -267,18 +258,18 @@ void report_on(const Module& layer, const std::string& name, SyncBatchNormReport
 
 }  // namespace
 
+bool is_sync_batchnorm(const Module& layer) { return set_of(layer, /*now=*/false).has_value(); }
+
+bool detail::is_synchronizing(const Module& layer) {
+  const auto process_set = set_of(layer, /*now=*/true);
+  return process_set && process_set->size() > 1;
+}
+
 SyncBatchNormReport sync_batchnorm_report(const Module& module) {
   SyncBatchNormReport report;
   report_on(module, module.name(), report);
-  const auto visit = [&report](const auto& self, const Module& parent,
-                               const std::string& path) -> void {
-    for (const auto& child : parent.named_children()) {
-      const std::string name = path.empty() ? child.key() : path + "." + child.key();
-      report_on(*child.value(), name, report);
-      self(self, *child.value(), name);
-    }
-  };
-  visit(visit, module, "");
+  for (const auto& layer : module.named_modules({}, /*include_self=*/false))
+    report_on(*layer.value(), layer.key(), report);
   return report;
 }
 

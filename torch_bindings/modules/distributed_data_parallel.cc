@@ -455,13 +455,12 @@ JoinGuard ModuleReducer::join(const JoinOptions& options) {
   require_current(world_, "DistributedDataParallel");
   if (reducers_.empty()) return {};
   end_failed_backward();
-  if (options_.process_set.size() > 1)
-    for (const auto& layer : module_->named_modules())
-      if (is_sync_batchnorm(*layer.value()))
-        throw InvalidArgument(
-            formatted("join(): the layer '{}' is a SyncBatchNorm, which needs all ranks at each "
-                      "step; give all ranks as many batches, or use ordinary batch normalisation",
-                      layer.key()));
+  if (const auto layers = sync_batchnorm_report(*module_).synchronized;
+      options_.process_set.size() > 1 && !layers.empty())
+    throw InvalidArgument(
+        formatted("join(): the layer '{}' is a SyncBatchNorm, which needs all ranks at each step; "
+                  "give all ranks as many batches, or use ordinary batch normalisation",
+                  layers.front()));
   rounds_ = begin_rounds(*reducers_.front(), options);
   for (const auto& reducer : reducers_) reducer->set_join(rounds_);
   const auto share = [self = shared_from_this(), optimizer = options.optimizer](int last) {

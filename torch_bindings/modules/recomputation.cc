@@ -5,23 +5,14 @@
 #include <ATen/record_function.h>
 #include <torch/torch.h>
 
-#include <mutex>
 #include <string_view>
 #include <unordered_map>
+
+#include "torch_bindings/platform/generators.h"
 
 namespace hvd::detail {
 
 namespace {
-
-at::Tensor generator_state(at::Generator& generator) {
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
-}
-
-void set_generator_state(at::Generator& generator, const at::Tensor& state) {
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
-}
 
 /// Returns the generators that there are; of GPUs those that this process uses.
 std::vector<at::Generator> default_generators() {
@@ -37,7 +28,7 @@ std::vector<at::Generator> default_generators() {
 }  // namespace
 
 AmbientState::AmbientState() : cached_(at::autocast::is_autocast_cache_enabled()) {
-  for (auto& generator : default_generators())
+  for (const auto& generator : default_generators())
     generators_.emplace_back(generator, generator_state(generator));
   for (const auto device : at::autocast::_AUTOCAST_SUPPORTED_DEVICES)
     if (at::autocast::is_autocast_enabled(device))
@@ -45,8 +36,9 @@ AmbientState::AmbientState() : cached_(at::autocast::is_autocast_cache_enabled()
 }
 
 void AmbientState::keep_what_was_used() {
-  std::erase_if(generators_,
-                [](auto& item) { return at::equal(item.second, generator_state(item.first)); });
+  std::erase_if(generators_, [](const auto& item) {
+    return at::equal(item.second, generator_state(item.first));
+  });
 }
 
 AmbientState::Scope::Scope(const AmbientState& state)
@@ -62,14 +54,13 @@ AmbientState::Scope::Scope(const AmbientState& state)
   }
   at::autocast::set_autocast_cache_enabled(state.cached_);
   for (const auto& [generator, then] : state.generators_) {
-    at::Generator mine = generator;
-    before_.emplace_back(mine, generator_state(mine));
-    set_generator_state(mine, then);
+    before_.emplace_back(generator, generator_state(generator));
+    set_generator_state(generator, then);
   }
 }
 
 AmbientState::Scope::~Scope() {
-  for (auto& [generator, state] : before_) set_generator_state(generator, state);
+  for (const auto& [generator, state] : before_) set_generator_state(generator, state);
   at::autocast::set_autocast_cache_enabled(cached_);
   while (!autocast_.empty()) autocast_.pop_back();  // the last one first
 }

@@ -45,10 +45,7 @@ AdasumDeltas::AdasumDeltas(Terms terms)
 }
 
 AdasumDeltas::~AdasumDeltas() {
-  for (const auto& slot : slots_) {
-    detail::remove_gradient_hook(slot.parameter, this);
-    if (slot.before_hook) slot.parameter.remove_hook(*slot.before_hook);
-  }
+  for (auto& slot : slots_) detail::remove_gradient_hooks(slot.parameter, this, slot.before_hook);
 }
 
 void AdasumDeltas::add(const Named& parameters, std::size_t first) {
@@ -61,18 +58,25 @@ void AdasumDeltas::add(const Named& parameters, std::size_t first) {
   }
   for (auto& slot : added) {
     slots_.push_back(std::move(slot));
-    {
-      const std::lock_guard lock(passes_->mutex);
-      passes_->counts.push_back(0);
-    }
-    put_hooks(slots_.size() - 1);
+    const std::lock_guard lock(passes_->mutex);
+    passes_->counts.push_back(0);
   }
+  put_hooks();
   replicas_.watch(parameters);
 }
 
+/// Puts on what is not there, also where a user's hook has taken its place.
+void AdasumDeltas::put_hooks() {
+  for (std::size_t place = 0; place < slots_.size(); ++place) {
+    Slot& slot = slots_[place];
+    detail::put_gradient_hooks(slot.parameter, this, slot.before_hook,
+                               [&] { return calls_at(place); });
+  }
+}
+
 /// A pass too many is refused before it is added to what the others have given, which still counts.
-void AdasumDeltas::put_hooks(std::size_t place) {
-  Slot& slot = slots_[place];
+detail::GradientCalls AdasumDeltas::calls_at(std::size_t place) const {
+  const Slot& slot = slots_[place];
   const auto refuse_more = [place, name = slot.name, parameter = slot.parameter,
                             witness = terms_.witness](Passes& passes) {
     if (passes.counts[place] < passes.limit) return;
@@ -97,15 +101,13 @@ void AdasumDeltas::put_hooks(std::size_t place) {
     refuse_more(*passes);
     ++passes->counts[place];
   };
-  detail::add_gradient_hook(slot.parameter, this, std::move(after));
-  if (!slot.parameter.requires_grad()) return;
-  slot.before_hook =
-      detail::add_hook_before(slot.parameter, this, [weak = std::weak_ptr(passes_), refuse_more] {
-        const auto passes = weak.lock();
-        if (!passes) return;
-        const std::lock_guard lock(passes->mutex);
-        refuse_more(*passes);
-      });
+  auto before = [weak = std::weak_ptr(passes_), refuse_more] {
+    const auto passes = weak.lock();
+    if (!passes) return;
+    const std::lock_guard lock(passes->mutex);
+    refuse_more(*passes);
+  };
+  return {.after = std::move(after), .before = std::move(before)};
 }
 
 void AdasumDeltas::remember() {
@@ -208,6 +210,7 @@ void AdasumDeltas::combine(const std::string& refusal) {
 void AdasumDeltas::check_replicas() { replicas_.check(); }
 
 void AdasumDeltas::begin_step() {
+  put_hooks();
   const std::lock_guard lock(passes_->mutex);
   passes_->counts.assign(passes_->counts.size(), 0);
 }

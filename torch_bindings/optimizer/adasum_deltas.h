@@ -24,8 +24,9 @@
 namespace hvd {
 
 namespace detail {
+struct GradientCalls;
 class StepWatch;
-}
+}  // namespace detail
 
 /// The changes of one optimizer's parameters.
 class AdasumDeltas {
@@ -54,7 +55,7 @@ class AdasumDeltas {
   void combine(const std::string& refusal);
   /// Puts back what was remembered, after a step that has failed.
   void put_back();
-  /// Forgets the backward passes so far.
+  /// Forgets the backward passes so far, and puts back the hooks that a user's have replaced.
   void begin_step();
   void set_passes(int passes);
   /// Collective. Compares parameters and options between the ranks. Throws Mismatch, on all of
@@ -70,7 +71,8 @@ class AdasumDeltas {
     at::Tensor wire;   ///< its change
     std::optional<unsigned> before_hook;
   };
-  void put_hooks(std::size_t place);
+  void put_hooks();
+  [[nodiscard]] detail::GradientCalls calls_at(std::size_t place) const;
   void make_room(Slot& slot) const;
   [[nodiscard]] std::shared_ptr<HandleState> submit(const std::vector<std::size_t>& slots,
                                                     std::size_t number, bool refused);

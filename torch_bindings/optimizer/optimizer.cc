@@ -12,6 +12,7 @@
 #include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/objects.h"
 #include "torch_bindings/optimizer/optimizer_parts.h"
+#include "torch_bindings/optimizer/shared_options.h"
 #include "torch_bindings/parameters/repeated_parameters.h"
 #include "torch_bindings/parameters/wrappers.h"
 #include "torch_bindings/precision/state_parts.h"
@@ -124,6 +125,21 @@ at::Tensor step_with_closure(OptimizerParts& parts, const LossClosure& closure) 
   const auto mine = std::find_if(losses.begin(), losses.end(),
                                  [&](const auto& both) { return loss.is_same(both.first); });
   return mine != losses.end() ? mine->second : loss;
+}
+
+/// Calls what loads the optimizer; where that throws, its options are again what they were.
+void load_or_keep_options(torch::optim::Optimizer& optimizer, const std::function<void()>& load) {
+  auto& groups = optimizer.param_groups();
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> before;
+  for (const auto& group : groups) before.push_back(group.options().clone());
+  try {
+    load();
+  } catch (...) {
+    for (std::size_t g = 0; g < before.size(); ++g)
+      if (!detail::assign_in_place(groups[g].options(), *before[g]))
+        groups[g].set_options(std::move(before[g]));
+    throw;
+  }
 }
 
 /// Steps with ReduceOp::Adasum. What only this rank throws it throws when the others know.
@@ -449,7 +465,7 @@ void DistributedOptimizer::load_unread(torch::serialize::InputArchive& archive,
     detail::load_state(parts.wrapped, archive);
   };
   if (parts.shards) {
-    parts.shards->load(load_wrapped, archive, reader);
+    load_or_keep_options(parts.wrapped, [&] { parts.shards->load(load_wrapped, archive, reader); });
   } else {
     parts.masters != nullptr ? parts.masters->load(archive) : load_wrapped();
   }

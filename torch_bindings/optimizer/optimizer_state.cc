@@ -279,11 +279,10 @@ bool OptimizerLoad::has_states(InputArchive& parts) {
 }
 
 void OptimizerLoad::load_parts(InputArchive& parts, bool with_options, bool by_itself) {
-  c10::IValue groups;
-  parts.read("groups", groups);
-  if (groups.toInt() != static_cast<std::int64_t>(holder_.param_groups().size()))
+  const std::int64_t groups = value_at(parts, "groups").toInt();
+  if (groups != static_cast<std::int64_t>(holder_.param_groups().size()))
     throw InvalidArgument(
-        formatted("it is of an optimizer with {} parameter groups, and here are {}", groups.toInt(),
+        formatted("it is of an optimizer with {} parameter groups, and here are {}", groups,
                   holder_.param_groups().size()));
   InputArchive mine = parts_of(holder_);
   if (with_options) load_options(parts, mine, by_itself);
@@ -333,21 +332,39 @@ void OptimizerLoad::load_states(InputArchive& parts, InputArchive& mine) {
     } else if (!parts.try_read(state_key(g, p), whole)) {
       holder_.state().erase(key);
     } else if (!same_at(state_key(g, p), parts, mine)) {
-      auto state = blank_state(key);
-      if (!state)
+      auto blank = blank_state(key);
+      if (!blank)
         throw InvalidArgument(
             formatted("{} does not override load, and LibTorch cannot make a state for parameter "
                       "{} of group {} where the optimizer has no state to copy; override save and "
                       "load, or let it take a step on every rank before",
                       type_of(holder_), p, g));
+      auto& state = holder_.state()[key];
+      state = std::move(blank);  // first, as undo() looks for it there
       state->serialize(whole);
-      holder_.state()[key] = std::move(state);
     }
   });
 }
 
+/// Writes down the states as they were, before the first of them, or a copy that shares tensors
+/// with it, is read into.
+void OptimizerLoad::keep_states() {
+  if (!kept_.empty()) return;
+  for (const auto& [key, state] : before_) {
+    if (!state) continue;
+    auto& text = kept_[key];
+    try {
+      OutputArchive whole;
+      std::as_const(*state).serialize(whole);
+      text = text_of(whole);
+    } catch (const std::exception&) {  // it cannot be written: what is there stays
+    }
+  }
+}
+
 /// A state to read into: a copy of the parameter's own, or of any there is; null if none.
 std::unique_ptr<OptimizerParamState> OptimizerLoad::blank_state(void* key) {
+  keep_states();
   for (States* const states : {&holder_.state(), &before_}) {
     const auto own = states->find(key);
     if (own == states->end() || !own->second) continue;
@@ -387,10 +404,20 @@ void OptimizerLoad::show_options() {
 void OptimizerLoad::undo() {
   if (!std::exchange(begun_, false)) return;
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer_);
-  (is_sharded(optimizer_) ? distributed->state() : holder_.state()) = std::move(before_);
+  States& states = is_sharded(optimizer_) ? distributed->state() : holder_.state();
+  for (auto& [key, state] : before_)  // one that cannot be copied was read into itself
+    if (!state && kept_.contains(key)) state = std::move(states[key]);
+  states = std::move(before_);
   if (bring_masters_back_) bring_masters_back_();
   restore_options();
   show_options();
+  for (const auto& [key, text] : kept_) {
+    if (text.empty()) continue;
+    OutputArchive whole;
+    std::as_const(*states[key]).serialize(whole);
+    InputArchive before = archive_of(text, std::nullopt), now = as_input(whole);
+    if (!same_archive(before, now)) states[key]->serialize(before);
+  }
 }
 
 }  // namespace hvd::detail

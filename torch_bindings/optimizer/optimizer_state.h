@@ -14,6 +14,7 @@
 #include <torch/serialize.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -80,6 +81,7 @@ class OptimizerLoad {
   void load_options(torch::serialize::InputArchive& parts, torch::serialize::InputArchive& mine,
                     bool by_itself);
   void load_states(torch::serialize::InputArchive& parts, torch::serialize::InputArchive& mine);
+  void keep_states();
   [[nodiscard]] std::unique_ptr<torch::optim::OptimizerParamState> blank_state(void* key);
   void restore_options();
   void show_options();
@@ -88,6 +90,7 @@ class OptimizerLoad {
   torch::optim::Optimizer& holder_;
   bool begun_ = false;
   States before_;
+  std::map<void*, std::string> kept_;  ///< by key: the states as written; empty if they cannot be
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;  ///< as they were
   std::function<void()> bring_masters_back_;  ///< null without fp32 masters
 };

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 
@@ -114,20 +115,22 @@ SharedParameters::~SharedParameters() {
 }
 
 void SharedParameters::add(std::span<const Named> parameters) {
+  std::vector<Slot> all = slots_;
   for (const auto& [name, parameter] : parameters) {
     if (const char* const why = misfit(parameter))
       throw InvalidArgument(
           formatted("share_parameters: parameter '{}' {}, so that the ranks of a host cannot have "
                     "one copy of it",
                     name, why));
-    for (const auto& other : slots_)
+    for (const auto& other : all)
       if (parameter.numel() > 0 && other.parameter.const_data_ptr() == parameter.const_data_ptr())
         throw InvalidArgument(
             formatted("share_parameters: parameters '{}' and '{}' are different tensors with the "
                       "same memory; register one tensor twice instead",
                       other.name, name));
-    slots_.push_back({name, parameter, {}, 0});
+    all.push_back({name, parameter, {}, 0});
   }
+  slots_ = std::move(all);
 }
 
 bool SharedParameters::contains(const at::Tensor& parameter) {
@@ -258,6 +261,33 @@ void SharedParameters::refuse_different() const {
       name_));
 }
 
+/// Returns the memory of this host, null for who has made it. Throws InvalidArgument, on all ranks,
+/// where a host has none; it is given back then.
+std::shared_ptr<void> SharedParameters::open_where_all_have_room(const at::Tensor& places,
+                                                                 std::size_t bytes) const {
+  const auto running = engine();
+  const Topology& topology = running->topology();
+  const std::vector<int> ranks = process_set_.ranks();
+  std::shared_ptr<void> memory;
+  int full = -1;  // the first maker without room
+  std::set<int> hosts;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (!hosts.insert(topology.host_of(ranks[i])).second) continue;  // its first rank makes it
+    const auto place = places[static_cast<std::int64_t>(i)].item<std::int64_t>();
+    if (place < 0) {
+      if (full < 0) full = ranks[i];
+    } else if (ranks[i] == maker_ && maker_ != rank()) {
+      memory = open_host_memory(maker_, static_cast<std::uint64_t>(place));
+    }
+  }
+  if (full >= 0)
+    throw InvalidArgument(
+        formatted("share_parameters: rank {} has no room for {} bytes of parameters in memory "
+                  "that its host's ranks share; raise HVD_ARENA_BYTES",
+                  full, bytes));
+  return memory;
+}
+
 void SharedParameters::bring_home(const std::vector<Slot*>& slots) {
   std::size_t bytes = 0;
   for (const Slot* slot : slots)
@@ -265,42 +295,35 @@ void SharedParameters::bring_home(const std::vector<Slot*>& slots) {
   const bool makes = maker_ == rank();
   HostMemory memory;
   if (makes && bytes > 0) memory = allocate_for_host(bytes, static_cast<int>(owners_.size()) - 1);
-  std::size_t offset = 0;
-  const auto give_homes = [&] {
-    for (Slot* slot : slots) {
+  std::vector<at::Tensor> homes;  // of the slots: they get them when every host has room
+  const auto find_homes = [&] {
+    std::size_t offset = 0;
+    for (const Slot* slot : slots) {
+      homes.push_back(slot->home);
       if (slot->home.defined()) continue;
-      slot->home =
+      homes.back() =
           detail::view_of(memory.data, offset, slot->parameter, slot->parameter.scalar_type());
       offset += aligned_to_member(slot->parameter.nbytes());
-      count_resident(slot->parameter, 1);
     }
   };
-  if (memory.data) give_homes();
-  if (makes && (memory.data || bytes == 0))
-    for (Slot* slot : slots) slot->home.copy_(slot->parameter);
+  if (makes && (memory.data || bytes == 0)) {
+    find_homes();
+    for (std::size_t i = 0; i < slots.size(); ++i) homes[i].copy_(slots[i]->parameter);
+  }
   const at::Tensor place = torch::tensor(
       {memory.data ? static_cast<std::int64_t>(memory.place) : std::int64_t{-1}}, at::kLong);
   const at::Tensor places =
       allgather(place, {.name = name_ + "/place", .process_set = process_set_});
-  const std::vector<int> ranks = process_set_.ranks();
-  const auto running = engine();
-  const Topology& topology = running->topology();
-  for (std::size_t i = 0; bytes > 0 && i < ranks.size(); ++i) {
-    const auto first = std::find_if(ranks.begin(), ranks.end(), [&](int other) {
-      return topology.host_of(other) == topology.host_of(ranks[i]);
-    });
-    if (*first == ranks[i] && places[static_cast<std::int64_t>(i)].item<std::int64_t>() < 0)
-      throw InvalidArgument(
-          formatted("share_parameters: rank {} has no room for {} bytes of parameters in memory "
-                    "that its host's ranks share; raise HVD_ARENA_BYTES",
-                    ranks[i], bytes));
-    if (!makes && ranks[i] == maker_)
-      memory.data = open_host_memory(
-          maker_,
-          static_cast<std::uint64_t>(places[static_cast<std::int64_t>(i)].item<std::int64_t>()));
+  if (bytes > 0) {
+    auto theirs = open_where_all_have_room(places, bytes);
+    if (!makes) memory.data = std::move(theirs);
   }
-  if (!makes && bytes > 0) give_homes();
-  for (Slot* slot : slots) slot->parameter.set_data(slot->home);
+  if (!makes) find_homes();
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (!slots[i]->home.defined()) count_resident(slots[i]->parameter, 1);
+    slots[i]->home = homes[i];
+    slots[i]->parameter.set_data(homes[i]);
+  }
   note();
 }
 

@@ -37,7 +37,7 @@ class SharedParameters {
   SharedParameters& operator=(const SharedParameters&) = delete;
 
   /// Local. Throws InvalidArgument, naming the parameter, for one that is not in memory of the host
-  /// of its own.
+  /// of its own, and adds none then.
   void add(std::span<const Named> parameters);
 
   /// Returns the ranks that update a share each, on the first host; the ranks of the other hosts do
@@ -76,6 +76,8 @@ class SharedParameters {
   };
   [[nodiscard]] std::string why_not();
   [[nodiscard]] std::vector<Slot*> away();
+  [[nodiscard]] std::shared_ptr<void> open_where_all_have_room(const at::Tensor& places,
+                                                               std::size_t bytes) const;
   void bring_home(const std::vector<Slot*>& slots);
   void refuse(const std::string& mine) const;
   void refuse_different() const;

@@ -7,6 +7,9 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
+#include <memory>
+#include <type_traits>
+
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "ops/gpu/api/call.h"
@@ -52,32 +55,37 @@ void wait(const CUDAStream& stream, const std::vector<HandleState::Completion>& 
           "cudaStreamWaitEvent");
 }
 
-class CudaPoint final : public StreamPoint {
- public:
-  CudaPoint(const CUDAStream& stream, const std::string& what) : stream_(stream), what_(what) {
-    const c10::cuda::CUDAGuard guard(stream_.device());
-    refuse_capture(stream_, what_);
-    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-    record(stream_);
-  }
-  ~CudaPoint() override {
+/// Destroys events of a device.
+struct EventEnd {
+  c10::DeviceIndex device;
+  void operator()(cudaEvent_t event) const noexcept {
     // The last handle may go in any thread, and the call would make a context on the GPU that is
     // current there. Nor may it throw where the process ends, as a guard would.
     c10::DeviceIndex before = 0;
-    if (c10::cuda::GetDevice(&before) != cudaSuccess ||
-        c10::cuda::SetDevice(stream_.device_index()) != cudaSuccess)
+    if (c10::cuda::GetDevice(&before) != cudaSuccess || c10::cuda::SetDevice(device) != cudaSuccess)
       return;
     // and a capture of a graph, in another thread, goes on
     auto mode = cudaStreamCaptureModeRelaxed;
     const bool relaxed = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
-    static_cast<void>(cudaEventDestroy(event_));
+    static_cast<void>(cudaEventDestroy(event));
     if (relaxed) static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
     static_cast<void>(c10::cuda::MaybeSetDevice(before));
   }
-  CudaPoint(const CudaPoint&) = delete;
-  CudaPoint& operator=(const CudaPoint&) = delete;
+};
 
-  [[nodiscard]] void* event() const override { return event_; }
+class CudaPoint final : public StreamPoint {
+ public:
+  CudaPoint(const CUDAStream& stream, const std::string& what)
+      : stream_(stream), what_(what), event_(nullptr, EventEnd{stream.device_index()}) {
+    const c10::cuda::CUDAGuard guard(stream_.device());
+    refuse_capture(stream_, what_);
+    cudaEvent_t made = nullptr;
+    check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    event_.reset(made);
+    record(stream_);
+  }
+
+  [[nodiscard]] void* event() const override { return event_.get(); }
 
   [[nodiscard]] at::Tensor allocate(const std::function<at::Tensor()>& make) override {
     // Another thread may capture a graph meanwhile, which an allocation would break.
@@ -99,7 +107,7 @@ class CudaPoint final : public StreamPoint {
     const CUDAStream other =
         c10::cuda::getStreamFromPool(/*isHighPriority=*/false, stream_.device_index());
     const c10::cuda::CUDAStreamGuard guard(other);
-    check(cudaStreamWaitEvent(other.stream(), event_, 0), "cudaStreamWaitEvent");
+    check(cudaStreamWaitEvent(other.stream(), event_.get(), 0), "cudaStreamWaitEvent");
     at::Tensor made = make();
     record(other);
     return made;
@@ -126,12 +134,12 @@ class CudaPoint final : public StreamPoint {
 
  private:
   void record(const CUDAStream& stream) {
-    check(cudaEventRecord(event_, stream.stream()), "cudaEventRecord");
+    check(cudaEventRecord(event_.get(), stream.stream()), "cudaEventRecord");
   }
 
   const CUDAStream stream_;
   const std::string what_;
-  cudaEvent_t event_ = nullptr;
+  std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, EventEnd> event_;
   bool elsewhere_ = false;  ///< memory is from another stream's share
 };
 

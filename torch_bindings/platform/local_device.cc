@@ -4,10 +4,11 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <thread>
 
 #include "hvd/api/world.h"
+#include "hvd/base/cores.h"
 #include "hvd/config.h"
+#include "hvd/engine/engine.h"
 #include "hvd/hvd.h"
 #include "torch_bindings/platform/device.h"
 
@@ -36,8 +37,9 @@ bool share_cores_at_init() {
   static const bool once = [] {
     on_init([] {
       if (thread_count_is_fixed()) return;
-      const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-      at::set_num_threads(std::max(1, cores / local_size()));
+      const auto ranks = static_cast<unsigned>(local_size());
+      const unsigned share = std::max(1U, engine()->topology().cores / ranks);
+      at::set_num_threads(static_cast<int>(std::min(share, detail::bound_cores())));
     });
     return true;
   }();

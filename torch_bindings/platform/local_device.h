@@ -21,8 +21,9 @@ namespace detail {
 /// includes <hvd/torch.h>.
 bool make_device_current_at_init();
 
-/// Has `init()` give LibTorch cores / local ranks threads, unless the user has fixed their number
-/// (OMP_NUM_THREADS, MKL_NUM_THREADS): more would make the ranks of a host fight for its cores.
+/// Has `init()` give LibTorch cores / local ranks threads, at most one for each core that its
+/// caller is bound to, unless the user has fixed their number (OMP_NUM_THREADS, MKL_NUM_THREADS):
+/// more would make the ranks of a host fight for its cores.
 /// Called likewise.
 bool share_cores_at_init();
 

@@ -21,19 +21,19 @@ void GradientReducer::hook(Observers observers) {
   for (std::size_t i = 0; i < buckets_.slots().size(); ++i) put_hook(i);
 }
 
-/// Puts on what is not there. LibTorch takes the hook that is called before only where the
-/// parameter requires a gradient.
+/// Puts on what is not there.
 void GradientReducer::put_hook(std::size_t index) {
   GradientSlot& slot = buckets_.slots()[index];
-  const at::Tensor& parameter = slot.named.parameter;
-  if (!detail::has_gradient_hook(parameter, this))
-    detail::add_gradient_hook(parameter, this, [weak = weak_from_this(), index] {
+  detail::put_gradient_hooks(slot.named.parameter, this, slot.before_hook, [&] {
+    detail::GradientCalls calls;
+    calls.after = [weak = weak_from_this(), index] {
       if (const auto self = weak.lock()) self->on_gradient(index);
-    });
-  if (slot.before_hook || !parameter.requires_grad()) return;
-  if (observers_.wants && buckets_.summed_ranks() == 1) return;  // it would have nothing to do
-  slot.before_hook = detail::add_hook_before(parameter, this, [weak = weak_from_this(), index] {
-    if (const auto self = weak.lock()) self->before_gradient(index);
+    };
+    if (observers_.wants && buckets_.summed_ranks() == 1) return calls;  // it has nothing to do
+    calls.before = [weak = weak_from_this(), index] {
+      if (const auto self = weak.lock()) self->before_gradient(index);
+    };
+    return calls;
   });
 }
 
@@ -46,10 +46,8 @@ void GradientReducer::hook_again() {
 void GradientReducer::unhook() {
   hooked_ = false;
   owner_.end();
-  for (auto& slot : buckets_.slots()) {
-    detail::remove_gradient_hook(slot.named.parameter, this);
-    if (slot.before_hook) slot.named.parameter.remove_hook(*std::exchange(slot.before_hook, {}));
-  }
+  for (auto& slot : buckets_.slots())
+    detail::remove_gradient_hooks(slot.named.parameter, this, slot.before_hook);
 }
 
 void GradientReducer::listen(bool on) {

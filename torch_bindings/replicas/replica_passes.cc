@@ -59,8 +59,9 @@ class ThreadShares {
     taken_.count_down();
     put_back_.wait();
   }
-  /// Ends the start of the workers.
-  void finish() {
+  /// Ends the start of the workers, of which so many have not been started.
+  void finish(std::size_t missing) {
+    taken_.count_down(static_cast<std::ptrdiff_t>(missing));
     keeper_.join();
     only_one_.unlock();
   }
@@ -98,27 +99,36 @@ void in_parallel(const std::vector<at::Device>& devices,
   const auto autocast_type = at::autocast::get_autocast_dtype(kind);
   const auto streams = current_streams(devices);  // what the caller has queued there comes first
   std::vector<std::exception_ptr> errors(devices.size());
+  const auto call = [&](std::size_t i) {
+    try {
+      const at::ThreadLocalStateGuard same_settings(settings);
+      const WorldScope same_world(world, WorldScope::kAlsoGlobal);
+      const c10::MultiStreamGuard same_streams(streams);
+      const c10::OptionalDeviceGuard device(devices[i].is_cpu() ? std::nullopt
+                                                                : std::optional(devices[i]));
+      std::optional<AutocastGuard> same_autocast;
+      if (autocast) same_autocast.emplace(kind, autocast_type);
+      work(i);
+    } catch (...) {
+      errors[i] = std::current_exception();
+    }
+  };
+  std::optional<ThreadShares> shares;
   std::vector<std::thread> running;
-  ThreadShares shares(devices.size());
-  for (std::size_t i = 0; i < devices.size(); ++i) {
-    const SignalsKeptOff of_it;
-    running.emplace_back([&, i] {
-      shares.take();
-      try {
-        const at::ThreadLocalStateGuard same_settings(settings);
-        const WorldScope same_world(world, WorldScope::kAlsoGlobal);
-        const c10::MultiStreamGuard same_streams(streams);
-        const c10::OptionalDeviceGuard device(devices[i].is_cpu() ? std::nullopt
-                                                                  : std::optional(devices[i]));
-        std::optional<AutocastGuard> same_autocast;
-        if (autocast) same_autocast.emplace(kind, autocast_type);
-        work(i);
-      } catch (...) {
-        errors[i] = std::current_exception();
-      }
-    });
+  running.reserve(devices.size());
+  try {
+    shares.emplace(devices.size());
+    while (running.size() < devices.size()) {
+      const SignalsKeptOff of_it;
+      running.emplace_back([&, i = running.size()] {
+        shares->take();
+        call(i);
+      });
+    }
+  } catch (const std::exception&) {  // the system has no more threads, or no memory for one
   }
-  shares.finish();
+  if (shares) shares->finish(devices.size() - running.size());
+  for (std::size_t i = running.size(); i < devices.size(); ++i) call(i);
   for (auto& thread : running) thread.join();
   for (const auto& error : errors)
     if (error) std::rethrow_exception(error);

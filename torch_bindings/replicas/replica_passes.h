@@ -17,8 +17,9 @@ namespace hvd::detail {
 /// of the workers of another one's pass.
 void look_at_number_of_threads();
 /// Calls `work(i)` for each device in a thread of its own, with the caller's settings (grad mode,
-/// autocast, the current streams of the devices) and a share of LibTorch's threads. Throws what the
-/// first of them threw, when all have ended.
+/// autocast, the current streams of the devices) and a share of LibTorch's threads; in the calling
+/// thread where the system has no more to give. Throws what the first of them threw, when all have
+/// ended.
 void in_parallel(const std::vector<at::Device>& devices,
                  const std::function<void(std::size_t)>& work);
 

@@ -115,6 +115,7 @@ bool OptimizerShards::has_state() const {
 void OptimizerShards::add(const Named& parameters, std::size_t first, const Runs& runs) {
   const at::NoGradGuard no_gradient;
   const auto added = detail::NamedParameters(parameters).subspan(first);
+  check_states(added);
   if (shared_) {
     shared_->add(added);
   } else if (exchange_.owners().size() > 1) {
@@ -143,6 +144,20 @@ void OptimizerShards::add(const Named& parameters, std::size_t first, const Runs
   pieces_.insert(pieces_.end(), pieces.begin(), pieces.end());
   state_.keep(std::move(states));
   arrange();
+}
+
+/// Throws InvalidArgument where the optimizer has a state of one of these, whole, that does not fit
+/// it.
+void OptimizerShards::check_states(detail::NamedParameters parameters) const {
+  detail::MasterCopies::Masters masters;
+  if (masters_ != nullptr) masters = masters_->masters();
+  for (const auto& [name, parameter] : parameters) {
+    const auto master = masters.find(parameter.unsafeGetTensorImpl());
+    const at::Tensor& stepped = master == masters.end() ? parameter : master->second;
+    const auto found = wrapped_.state().find(stepped.unsafeGetTensorImpl());
+    if (found != wrapped_.state().end() && found->second)
+      detail::ShardedState::check(*found->second, name, parameter);
+  }
 }
 
 /// Cuts new parameters: into equal shares, or whole ones where the optimizer must see them so.
@@ -225,12 +240,13 @@ void OptimizerShards::check_untouched() {
 }
 
 void OptimizerShards::lend() {
-  if (std::exchange(lent_, true)) return;
+  if (lent_) return;
   const at::NoGradGuard no_gradient;
+  stepped_ = true;  // also where this rank refuses: others may step
+  follow_memory();
+  lent_ = true;
   for (std::size_t g = 0; g < shares_.size(); ++g)
     std::swap(wrapped_.param_groups()[g].params(), shares_[g]);
-  stepped_ = true;
-  follow_memory();
   try {
     for (auto& piece : pieces_) {
       if (!is_lent_apart(piece)) continue;
@@ -355,13 +371,13 @@ void OptimizerShards::load(const std::function<void()>& load_wrapped,
   detail::ShardedState::States before = std::exchange(wrapped_.state(), {});
   try {
     load_wrapped();
+    state_.keep(std::exchange(wrapped_.state(), {}), reader);
+    mark();
   } catch (...) {
     wrapped_.state() = std::move(before);
     throw;
   }
   stepped_ = true;
-  state_.keep(std::exchange(wrapped_.state(), {}), reader);
-  mark();
   for (auto& piece : pieces_)
     if (const auto whole = masters.find(piece.parameter.unsafeGetTensorImpl());
         piece.master && whole != masters.end())

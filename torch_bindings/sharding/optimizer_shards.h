@@ -65,13 +65,15 @@ class OptimizerShards {
   static void refuse_shares(const torch::optim::Optimizer& optimizer);
 
   /// After the wrapped optimizer's groups have changed: shares out the parameters from place
-  /// `first` on of all that there are now. Local.
+  /// `first` on of all that there are now. Local. Throws InvalidArgument, before anything changes,
+  /// where a state from before has another shape than its parameter.
   void add(const Named& parameters, std::size_t first, const Runs& runs = {});
   /// Throws InvalidArgument if the wrapped optimizer was stepped by itself, by its state.
   void check_untouched();
 
   /// While the wrapped optimizer steps, its groups hold this rank's pieces, with their parts of the
-  /// gradients, from `lend()` to `take_back()`; each does nothing where it is so already.
+  /// gradients, from `lend()` to `take_back()`; each does nothing where it is so already. A
+  /// `lend()` that throws leaves whole parameters there.
   void lend();
   void take_back();
   /// Before it, and after all gradients are there: collective where there is one copy of the
@@ -102,7 +104,8 @@ class OptimizerShards {
   /// write nothing.
   void save(torch::serialize::OutputArchive& archive, std::optional<int> only = {});
   /// Keeps this rank's share of the whole state that `load_wrapped` gives the wrapped optimizer.
-  /// Local. The old state stays if that throws. `reader`: of tensors whose values are in a file
+  /// Local. The old state stays if that throws, or if one of a parameter in any share has another
+  /// shape, which is InvalidArgument on all ranks. `reader`: of tensors whose values are in a file
   /// still; then the share has them when it has read. Null: there are none.
   void load(const std::function<void()>& load_wrapped, torch::serialize::InputArchive& archive,
             detail::CheckpointReader* reader = nullptr);
@@ -112,6 +115,7 @@ class OptimizerShards {
  private:
   using Piece = detail::ShardPiece;
 
+  void check_states(detail::NamedParameters parameters) const;
   [[nodiscard]] detail::ShardPieces cut(detail::NamedParameters parameters, const Runs& runs) const;
   void make_tensor(Piece& piece, const detail::MasterCopies::Masters& masters) const;
   void follow_memory();

@@ -157,16 +157,24 @@ ShardedState::States ShardedState::gather_parts(const at::Tensor& known,
   return whole;
 }
 
+void ShardedState::check(OptimizerParamState& state, const std::string& name,
+                         const at::Tensor& parameter) {
+  for (const at::Tensor* const tensor : parts_of(state).tensors)
+    if (tensor->defined() && tensor->sizes() != parameter.sizes())
+      throw InvalidArgument(
+          formatted("the state of parameter '{}' has shape {}, and the parameter {}", name,
+                    to_string(tensor->sizes().vec()), to_string(parameter.sizes().vec())));
+}
+
 void ShardedState::keep(States whole, CheckpointReader* reader) const {
+  for (const auto& piece : pieces_)
+    if (const auto found = whole.find(piece.parameter.unsafeGetTensorImpl());
+        found != whole.end() && found->second)
+      check(*found->second, piece.name, piece.parameter);
   auto& states = wrapped_.state();
   for (const auto& piece : pieces_) {
     const auto found = whole.find(piece.parameter.unsafeGetTensorImpl());
-    if (!piece.is_mine || found == whole.end()) continue;
-    for (const at::Tensor* const tensor : parts_of(*found->second).tensors)
-      if (tensor->defined() && tensor->sizes() != piece.parameter.sizes())
-        throw InvalidArgument(
-            formatted("the state of parameter '{}' has shape {}, and the parameter {}", piece.name,
-                      to_string(tensor->sizes().vec()), to_string(piece.parameter.sizes().vec())));
+    if (!piece.is_mine || found == whole.end() || !found->second) continue;
     if (piece.is_whole()) {
       for (at::Tensor* const tensor : parts_of(*found->second).tensors) {
         if (reader != nullptr) reader->want(*tensor);

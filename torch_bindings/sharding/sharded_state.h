@@ -10,6 +10,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "torch_bindings/precision/master_copies.h"
 #include "torch_bindings/sharding/piece_exchange.h"
@@ -31,8 +32,11 @@ class ShardedState {
   [[nodiscard]] States gather(std::optional<int> only = {}) const;
   /// Collective. Returns the masters of all 16-bit parameters, likewise.
   [[nodiscard]] MasterCopies::Masters gather_masters(std::optional<int> only = {}) const;
-  /// Gives the optimizer this rank's share of `whole`, which is by parameter. `reader`: of tensors
-  /// whose values are in a file still.
+  /// Throws InvalidArgument if a tensor of the whole state has another shape than the parameter.
+  static void check(torch::optim::OptimizerParamState& state, const std::string& name,
+                    const at::Tensor& parameter);
+  /// Gives the optimizer this rank's share of `whole`, which is by parameter, once it has checked
+  /// all of it, as every rank does. `reader`: of tensors whose values are in a file still.
   void keep(States whole, CheckpointReader* reader = nullptr) const;
 
  private:

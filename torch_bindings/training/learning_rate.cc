@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "hvd/base/text.h"
+#include "torch_bindings/files/archives.h"
 
 namespace hvd {
 
@@ -64,9 +65,8 @@ void Schedule::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void Schedule::load(torch::serialize::InputArchive& archive) {
-  c10::IValue steps;
+  const auto steps = static_cast<unsigned>(detail::value_at(archive, "steps").toInt());
   at::Tensor targets;
-  archive.read("steps", steps);
   archive.read("targets", targets);
   const at::Tensor on_host = targets.to(at::kCPU, at::kDouble).contiguous();
   const std::size_t groups = schedules_.param_groups().size();
@@ -75,7 +75,7 @@ void Schedule::load(torch::serialize::InputArchive& archive) {
         formatted("a schedule of {} groups, but this one has {}", on_host.numel(), groups));
   const auto* const first = on_host.const_data_ptr<double>();
   targets_.assign(first, first + groups);
-  step_count_ = static_cast<unsigned>(steps.toInt());
+  step_count_ = steps;
   set_rates();
 }
 

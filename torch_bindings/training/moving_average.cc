@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "hvd/base/text.h"
+#include "torch_bindings/files/archives.h"
 #include "torch_bindings/parameters/shared_parameters.h"
 #include "torch_bindings/precision/master_copies.h"
 
@@ -30,11 +31,12 @@ at::Tensor value_of(const at::Tensor& parameter) {
   return master.defined() ? master : parameter.detach();
 }
 
-/// Makes the parameter what `value` of its type is; it then lies there if it lay in shared memory.
-void become(const at::Tensor& parameter, const at::Tensor& value) {
+/// Gives the parameter these values. If it lies in shared memory it leaves that, for a `copy` of
+/// them or for where they lie.
+void become(const at::Tensor& parameter, const at::Tensor& value, bool copy) {
   // other ranks may be reading that memory; the next step puts all there again
   if (SharedParameters::contains(parameter)) {
-    parameter.set_data(value);
+    parameter.set_data(value.to(parameter, /*non_blocking=*/false, copy));
   } else {
     parameter.copy_(value);
   }
@@ -108,8 +110,7 @@ void ExponentialMovingAverage::update() {
 
 void ExponentialMovingAverage::copy_to_parameters() {
   const at::NoGradGuard no_gradient;
-  for (const auto i : unique_)
-    become(parameters_[i], averages_[i].to(parameters_[i], false, /*copy=*/true));
+  for (const auto i : unique_) become(parameters_[i], averages_[i], /*copy=*/true);
   for (auto& buffer : buffers_) buffer.buffer.copy_(buffer.average);
 }
 
@@ -120,7 +121,7 @@ void ExponentialMovingAverage::put_in() {
     const at::Tensor now = parameters_[i].detach();
     // what lies in shared memory stays there, and the parameter leaves it
     set_aside_[i] = SharedParameters::contains(parameters_[i]) ? now : now.clone();
-    become(parameters_[i], averages_[i].to(parameters_[i], false, /*copy=*/true));
+    become(parameters_[i], averages_[i], /*copy=*/true);
   }
   for (auto& [buffer, average, counts, kept] : buffers_) {
     // no write that a DistributedDataParallel sees
@@ -132,7 +133,7 @@ void ExponentialMovingAverage::put_in() {
 
 void ExponentialMovingAverage::take_out() {
   const at::NoGradGuard no_gradient;
-  for (const auto i : unique_) become(parameters_[i], set_aside_[i]);
+  for (const auto i : unique_) become(parameters_[i], set_aside_[i], /*copy=*/false);
   set_aside_.clear();
   for (auto& [buffer, average, counts, kept] : buffers_)
     if (kept.defined()) buffer.copy_(std::exchange(kept, {}));
@@ -154,8 +155,7 @@ void ExponentialMovingAverage::save(torch::serialize::OutputArchive& archive) co
 }
 
 void ExponentialMovingAverage::load(torch::serialize::InputArchive& archive) {
-  c10::IValue updates, buffers;
-  archive.read("updates", updates);
+  const std::int64_t updates = detail::value_at(archive, "updates").toInt();
   const at::NoGradGuard no_gradient;
   std::vector<std::pair<at::Tensor, at::Tensor>> read;
   const auto take = [&](const std::string& key, const at::Tensor& average) {
@@ -170,15 +170,15 @@ void ExponentialMovingAverage::load(torch::serialize::InputArchive& archive) {
   TORCH_CHECK(!archive.try_read(formatted("average.{}", averages_.size()), more),
               "there are averages of more parameters than the model's ", averages_.size());
   // a file that was written before there were any has none
-  if (archive.try_read("buffers", buffers)) {
+  if (c10::IValue buffers; archive.try_read("buffers", buffers)) {
     const auto count = static_cast<std::size_t>(buffers.toInt());
     TORCH_CHECK(count == buffers_.size(), "there are averages of ", count,
                 " buffers, and the model has ", buffers_.size());
     for (std::size_t i = 0; i < count; ++i) take(formatted("buffer.{}", i), buffers_[i].average);
   }
   for (const auto& [average, value] : read) average.copy_(value);
-  const bool is_undone = updates_ > 0 && updates.toInt() == 0;  // a Checkpoint::load that failed
-  updates_ = updates.toInt();
+  const bool is_undone = updates_ > 0 && updates == 0;  // a Checkpoint::load that failed
+  updates_ = updates;
   begins_.reset();
   if (is_undone) begin_with_broadcasts();
 }

@@ -25,6 +25,7 @@
 /// it was given it as an rvalue std::unique_ptr.
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 #include <torch/data/iterator.h>
 
 #include <condition_variable>
@@ -47,27 +48,22 @@ namespace hvd {
 
 namespace detail {
 
+class StreamEvent;
+
 /// Copies to a device on a stream of its own.
 class DeviceFeed {
  public:
-  /// The point at which the copies of a batch end on that stream.
-  struct Mark;
   /// Throws InvalidArgument where there is no such device.
   explicit DeviceFeed(at::Device device);
-  ~DeviceFeed();
-  [[nodiscard]] bool is_idle() const { return stream_ == nullptr; }
+  [[nodiscard]] bool is_idle() const { return !stream_; }
   /// For the reader: puts what is on the device in the places of these tensors, and says when.
-  std::shared_ptr<Mark> send(const std::vector<at::Tensor*>& tensors);
+  std::shared_ptr<StreamEvent> send(const std::vector<at::Tensor*>& tensors);
   /// For the consumer: its current stream waits for that, and keeps the memory.
-  void receive(const Mark& mark, const std::vector<at::Tensor*>& tensors);
+  void receive(const StreamEvent& sent, const std::vector<at::Tensor*>& tensors);
 
  private:
-  struct Stream;
-  std::unique_ptr<Stream> stream_;  ///< null on the CPU
+  std::optional<c10::Stream> stream_;  ///< none on the CPU
 };
-
-/// Throws InvalidArgument for 0.
-void check_depth(std::size_t depth);
 
 /// One epoch of a loader that is read ahead.
 template <class Loader>
@@ -103,14 +99,14 @@ class PrefetchedEpoch {
     }
     changed_.notify_all();
     if (item.failure) std::rethrow_exception(item.failure);
-    if (item.mark) feed_->receive(*item.mark, tensors_of(*item.batch));
+    if (item.sent) feed_->receive(*item.sent, tensors_of(*item.batch));
     return std::move(item.batch);
   }
 
  private:
   struct Item {
     std::optional<Batch> batch;
-    std::shared_ptr<DeviceFeed::Mark> mark;
+    std::shared_ptr<StreamEvent> sent;
     std::exception_ptr failure;
   };
   static std::vector<at::Tensor*> tensors_of(Batch& batch) {
@@ -130,7 +126,7 @@ class PrefetchedEpoch {
         if (!first) ++next_;
         if (next_ == end_) break;
         Item item{.batch = *next_};
-        if (!feed_->is_idle()) item.mark = feed_->send(tensors_of(*item.batch));
+        if (!feed_->is_idle()) item.sent = feed_->send(tensors_of(*item.batch));
         const std::lock_guard lock(mutex_);
         ready_.push_back(std::move(item));
         changed_.notify_all();
@@ -168,7 +164,9 @@ class PrefetchedLoader {
       : loader_(std::move(loader)),
         feed_(std::make_shared<detail::DeviceFeed>(device)),
         depth_(depth) {
-    detail::check_depth(depth);
+    if (depth == 0)
+      throw InvalidArgument(
+          "prefetch_to_device: a depth of 0 reads nothing ahead; give 1 at least");
   }
 
   /// Starts an epoch. Throws what the loader's `begin()` throws.

@@ -9,6 +9,7 @@
 
 #include "hvd/base/log.h"
 #include "hvd/base/text.h"
+#include "torch_bindings/files/archives.h"
 
 namespace hvd {
 
@@ -192,9 +193,7 @@ void ElasticSampler::save(torch::serialize::OutputArchive& archive) const {
 
 void ElasticSampler::load(torch::serialize::InputArchive& archive) {
   const auto read = [&](const char* key) {
-    c10::IValue value;
-    archive.read(key, value);
-    return static_cast<std::size_t>(value.toInt());
+    return static_cast<std::size_t>(detail::value_at(archive, key).toInt());
   };
   const std::size_t items = read("items"), seed = read("seed"), shuffle = read("shuffle"),
                     epoch = read("epoch"), used = read("processed");
@@ -207,17 +206,6 @@ void ElasticSampler::load(torch::serialize::InputArchive& archive) {
   state_->epoch = epoch;
   state_->arrange();
   state_->deal(std::min(used, items));
-}
-
-torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
-                                            const ElasticSampler& sampler) {
-  sampler.save(archive);
-  return archive;
-}
-torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
-                                           ElasticSampler& sampler) {
-  sampler.load(archive);
-  return archive;
 }
 
 }  // namespace hvd

@@ -14,6 +14,7 @@
 /// `record_batch` it has what is left of it.
 
 #include <torch/data/samplers/base.h>
+#include <torch/data/samplers/serialize.h>
 
 #include <concepts>
 #include <cstddef>
@@ -98,13 +99,6 @@ class ElasticSampler : public torch::data::samplers::Sampler<> {
   struct State;
   std::shared_ptr<State> state_;
 };
-
-/// Writes the sampler, so that torch::save takes it.
-torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
-                                            const ElasticSampler& sampler);
-/// Reads the sampler, so that torch::load takes it.
-torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
-                                           ElasticSampler& sampler);
 
 }  // namespace hvd
 #pragma GCC visibility pop

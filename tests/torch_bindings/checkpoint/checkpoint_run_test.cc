@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <numbers>
+#include <thread>
 #include <vector>
 
 #include "tests/torch_bindings/shared_folder.h"
@@ -175,6 +176,46 @@ TEST_CASE(
     train(other, resumed, at, 5);
     CHECK(same(flat(other), flat(net)));
   }
+}
+
+/// A generator whose state may be seen and set only under its mutex, as another thread may draw.
+class GuardedGenerator : public at::CPUGeneratorImpl {
+ public:
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    check();
+    return CPUGeneratorImpl::get_state();
+  }
+  void set_state(const c10::TensorImpl& state) override {
+    check();
+    CPUGeneratorImpl::set_state(state);
+  }
+  [[nodiscard]] int looks() const { return looks_; }
+
+ private:
+  void check() const {
+    ++looks_;
+    auto& mutex = const_cast<GuardedGenerator*>(this)->mutex_;
+    bool is_free = false;
+    std::thread([&] {
+      is_free = mutex.try_lock();
+      if (is_free) mutex.unlock();
+    }).join();
+    CHECK_FALSE(is_free);
+  }
+  mutable int looks_ = 0;
+};
+
+TEST_CASE("what happens if a thread draws random numbers while I save: it waits so long") {
+  const SharedFolder folder;
+  Sequential net = small_model();
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  const at::Generator noise = at::make_generator<GuardedGenerator>();
+  const auto& guarded = *noise.get<GuardedGenerator>();
+  Checkpoint(folder.file()).save(net, sgd, 1, {noise});
+  CHECK(guarded.looks() > 0);
+  const int before = guarded.looks();
+  Checkpoint(folder.file()).load(net, sgd, {noise});
+  CHECK(guarded.looks() > before + 1);
 }
 
 TEST_CASE("what happens if parts do not fit: refused on all ranks, and nothing is changed") {

@@ -8,6 +8,7 @@
 
 #include "tests/torch_bindings/shared_folder.h"
 #include "tests/torch_bindings/support.h"
+#include "torch_bindings/files/archives.h"
 
 namespace {
 
@@ -306,6 +307,58 @@ TEST_CASE("checkpoint: extra state, options, files that stay, a plain optimizer"
     if (step >= 2) CHECK(found("run.pt.1") == step - 1);
     if (step >= 3) CHECK(found("run.pt.2") == step - 2);
     CHECK(!Checkpoint(folder.file("run.pt.3")).exists());
+  }
+}
+
+/// Writes a file as the first versions did: what is of single ranks had the places of its buffers,
+/// and before that none of them.
+void write_as_before(const std::string& path, torch::nn::Sequential& net, torch::optim::Adam& adam,
+                     bool with_places) {
+  torch::serialize::OutputArchive archive, of_model(archive.compilation_unit()),
+      of_optimizer(archive.compilation_unit());
+  net->save(of_model);
+  adam.save(of_optimizer);
+  std::vector<at::Tensor> ranks;
+  for (int rank = 0; rank < hvd::size(); ++rank) {
+    torch::serialize::OutputArchive of_rank;
+    of_rank.write("random", c10::IValue(std::vector<at::Tensor>()));
+    of_rank.write("memory", c10::IValue(std::vector<at::Tensor>()));
+    if (with_places) {
+      of_rank.write("places", c10::IValue(std::vector<std::int64_t>{1}));
+      of_rank.write("buffers",
+                    c10::IValue(std::vector<at::Tensor>{torch::full({40}, rank + 2.0, kDouble)}));
+    }
+    ranks.push_back(hvd::detail::bytes_of(hvd::detail::text_of(of_rank)));
+  }
+  archive.write("format", c10::IValue("hvd checkpoint 1"));
+  archive.write("step", c10::IValue(std::int64_t{3}));
+  archive.write("model", of_model);
+  archive.write("optimizer", of_optimizer);
+  archive.write("ranks", c10::IValue(ranks));
+  for (const char* const extra : {"extra_strings", "extra_tensors"})
+    archive.write(extra, c10::IValue(c10::Dict<std::string, at::Tensor>()));
+  archive.save_to(path);
+}
+
+TEST_CASE("checkpoint: files of the first versions, without names of buffers or parts, are read") {
+  for (const bool with_places : {false, true}) {
+    CAPTURE(with_places);
+    const SharedFolder folder;
+    torch::nn::Sequential net = noisy_model(), other = noisy_model();
+    torch::optim::Adam adam(net->parameters(), 0.01), resumed(other->parameters(), 0.5);
+    net->forward(data({8, 6}, kDouble, hvd::rank(), 0)).square().sum().backward();
+    adam.step();
+    if (hvd::rank() == 0) write_as_before(folder.file(), net, adam, with_places);
+    hvd::broadcast_parameters(*net, 0);
+    CHECK(Checkpoint(folder.file()).load(other, resumed) == 3);
+    CHECK(same(flat(other), flat(net)));
+    CHECK(resumed.state().size() == net->parameters().size());
+    CHECK(resumed.param_groups()[0].options().get_lr() == 0.01);
+    const auto mean = [](const torch::nn::Sequential& of) { return of->buffers()[0]; };
+    const auto variance = [](const torch::nn::Sequential& of) { return of->buffers()[1]; };
+    CHECK(torch::equal(mean(other), mean(net)));
+    CHECK(torch::equal(variance(other), with_places ? torch::full({40}, hvd::rank() + 2.0, kDouble)
+                                                    : variance(net)));
   }
 }
 

@@ -1,15 +1,21 @@
 // Checkpoints of large models: what they cost in memory, and tensors that stay in the file until
 // they are wanted.
 #include <malloc.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "tests/torch_bindings/shared_folder.h"
 #include "tests/torch_bindings/support.h"
+#include "torch_bindings/files/file.h"
 
 namespace checkpoint_reader {
 namespace {
@@ -230,20 +236,79 @@ TEST_CASE(
   }
 }
 
+/// While it lives no file of this process may grow beyond so many bytes.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &before_) == 0);
+    const rlimit less{bytes, before_.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &less) == 0);
+  }
+  ~FileLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+  FileLimit(const FileLimit&) = delete;
+  FileLimit& operator=(const FileLimit&) = delete;
+
+ private:
+  void (*handler_)(int);
+  rlimit before_{};
+};
+
+std::size_t files_in(const std::string& folder) {
+  const std::filesystem::directory_iterator all(folder);
+  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+}
+
 TEST_CASE("checkpoints: a disk that is full is told on all ranks, and the old file stays") {
-  if (::access("/dev/full", W_OK) != 0) return;
   const SharedFolder folder;
   Sequential net = small_model();
   torch::optim::SGD sgd(net->parameters(), 0.1);
   const Checkpoint checkpoint(folder.file());
   checkpoint.save(net, sgd, 1);
-  if (hvd::rank() == 0)
-    std::filesystem::create_symlink("/dev/full",
-                                    folder.file() + ".new." + std::to_string(::getpid()));
-  hvd::barrier();
-  const std::string text = error_of<CheckpointError>([&] { checkpoint.save(net, sgd, 2); });
+  std::string text;
+  {
+    std::optional<FileLimit> limit;
+    if (hvd::rank() == 0) limit.emplace(100);
+    text = error_of<CheckpointError>([&] { checkpoint.save(net, sgd, 2); });
+  }
   CHECK_MESSAGE(contains(text, "rank 0: cannot write"), text);
   CHECK(checkpoint.load(net, sgd) == 1);
+  CHECK(files_in(folder.file("")) == 1);
+}
+
+TEST_CASE("checkpoints: a save takes over what a killed one has left, and nothing of living ones") {
+  const SharedFolder folder;
+  Sequential net = small_model();
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  const Checkpoint checkpoint(folder.file());
+  std::string left;
+  if (hvd::rank() == 0) {
+    const hvd::detail::FreshFile first(folder.file());
+    left = std::filesystem::directory_iterator(folder.file(""))->path().string();
+  }
+  for (int step = 1; step < 4; ++step) {
+    if (hvd::rank() == 0) std::ofstream(left) << std::string(100'000, 'x');  // more than is written
+    hvd::barrier();
+    checkpoint.save(net, sgd, step);
+    CHECK(files_in(folder.file("")) == 1);
+    CHECK(checkpoint.load(net, sgd) == step);
+  }
+  std::optional<hvd::detail::FreshFile> living;
+  if (hvd::rank() == 0) {
+    living.emplace(folder.file());  // of another job
+    living->write("all of it", 9);
+  }
+  hvd::barrier();
+  checkpoint.save(net, sgd, 4);
+  CHECK(checkpoint.load(net, sgd) == 4);
+  hvd::barrier();
+  if (hvd::rank() != 0) return;
+  CHECK(files_in(folder.file("")) == 2);
+  living->replace(1);
+  CHECK(std::filesystem::file_size(folder.file()) == 9);
+  CHECK(files_in(folder.file("")) == 1);
 }
 
 }  // namespace

@@ -2,10 +2,12 @@
 // shard_optimizer_state does, bit for bit: the cases of optimizer_shards_test.cc,
 // what_if_sharded_test.cc and others, which run with and without. Here: whose memory it is, and who
 // may write.
+#include <algorithm>
 #include <set>
 #include <sstream>
 
 #include "tests/torch_bindings/tied_net.h"
+#include "torch_bindings/parameters/shared_parameters.h"
 
 namespace {
 
@@ -257,6 +259,58 @@ TEST_CASE(
   }
 }
 
+/// Takes this rank's shared memory but for less than 64 KiB in one piece.
+std::vector<std::shared_ptr<void>> filled_memory() {
+  std::vector<std::shared_ptr<void>> all;
+  for (std::size_t bytes = std::size_t{16} << 20; bytes >= std::size_t{64} << 10;) {
+    all.push_back(hvd::allocate_shared(bytes));
+    if (all.back()) continue;
+    all.pop_back();
+    bytes /= 2;
+  }
+  return all;
+}
+
+TEST_CASE(
+    "share_parameters: where one host's memory is full, all ranks are told so, as often as they "
+    "try; a smaller model, and the same with room, find the memory that there was") {
+  hvd::Config config = hvd::Config::from_environment();
+  config.arena_bytes = std::uint64_t{16} << 20;
+  const Restarted restarted(config);
+  const bool needs_room = hvd::local_size() > 1;  // who is alone keeps its parameters
+  constexpr int kWidth = 20'000;                  // 20 of them do not fit into the memory
+  const bool makes = hvd::cross_rank() == hvd::cross_size() - 1 && hvd::local_rank() == 0;
+  const auto makers = hvd::allgather_object(makes);
+  const auto maker = std::find(makers.begin(), makers.end(), true) - makers.begin();
+  TiedNet net(kWidth), alone(kWidth);
+  SGD wrapped(net.parameters(), SGDOptions(0.1)), plain(alone.parameters(), SGDOptions(0.1));
+  DistributedOptimizer optimizer(wrapped, net.named_parameters(), {.share_parameters = true});
+  const auto is_shared = [&] { return hvd::SharedParameters::contains(net.embedding->weight); };
+  auto full = makes ? filled_memory() : std::vector<std::shared_ptr<void>>();
+  for (int round = 0; round < 20 && needs_room; ++round) {
+    const std::string text =
+        error_of<InvalidArgument>([&] { step_together(net, optimizer, round); });
+    CHECK_MESSAGE(contains(text, "rank " + std::to_string(maker) + " has no room"), text);
+    CHECK(!is_shared());
+    CHECK(furthest(net, alone) == 0);
+  }
+  full.resize(full.size() - std::min<std::size_t>(full.size(), 2));  // 64 KiB each at least
+  {
+    SharedRun smaller;  // of a few KiB
+    smaller.step();
+  }
+  full.clear();
+  hvd::barrier();
+  for (int step = 0; step < 2; ++step) {
+    step_together(net, optimizer, step);
+    step_alone(alone, plain, step);
+    CHECK(furthest(net, alone) <= 1e-12);
+  }
+  CHECK(is_shared() == needs_room);
+  optimizer.unshard();
+  CHECK(!is_shared());
+}
+
 TEST_CASE("share_parameters: refused at once, on all ranks, where it cannot work") {
   torch::nn::Linear layer(3, 2);
   const at::Tensor flat = torch::zeros({6});
@@ -283,6 +337,17 @@ TEST_CASE("share_parameters: refused at once, on all ranks, where it cannot work
   torch::optim::LBFGS lbfgs(layer->parameters());
   CHECK(contains(wrap(*layer, lbfgs), "LBFGS"));
   CHECK(wrap(*layer, sgd).empty());
+}
+
+TEST_CASE("share_parameters: parameters of which one is refused can be added when it fits") {
+  hvd::SharedParameters shared(hvd::global_process_set(), "refused");
+  at::Tensor bias = torch::zeros({4}).narrow(0, 0, 2 + hvd::rank() % 2);
+  const std::vector<hvd::SharedParameters::Named> both{{"weight", torch::zeros({2, 3})},
+                                                       {"bias", bias}};
+  CHECK(contains(error_of<InvalidArgument>([&] { shared.add(both); }),
+                 "'bias' is a view of a larger tensor"));
+  bias.set_data(torch::zeros({2}));
+  shared.add(both);
 }
 
 }  // namespace

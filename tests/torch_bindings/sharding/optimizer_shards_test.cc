@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "tests/torch_bindings/support.h"
+#include "torch_bindings/sharding/optimizer_shards.h"
 
 namespace {
 
@@ -336,6 +337,86 @@ TEST_CASE("sharded: the user's own optimizer; what is refused") {
   net.loss(hvd::rank(), 0).backward();
   sharded.step();
   CHECK(same_everywhere(net));
+}
+
+TEST_CASE("sharded: a refused lend leaves whole parameters in the wrapped optimizer's groups") {
+  SmallNet net(kDouble);
+  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  hvd::OptimizerShards::Named named;
+  for (const auto& item : net.named_parameters()) named.emplace_back(item.key(), item.value());
+  hvd::OptimizerShards shards(sgd, hvd::global_process_set(), "lend", named);
+  const at::Tensor before = net.unused.detach();
+  net.unused.set_data(torch::ones({71 + hvd::rank()}, kDouble));
+  for (int i = 0; i < 2; ++i)  // and each time
+    CHECK(contains(error_of<hvd::InvalidArgument>([&] { shards.lend(); }),
+                   "'unused' has another shape"));
+  const auto& group = sgd.param_groups()[0].params();
+  REQUIRE(group.size() == net.parameters().size());
+  for (std::size_t i = 0; i < group.size(); ++i) CHECK(group[i].is_same(net.parameters()[i]));
+  net.unused.set_data(before);
+  net.loss(hvd::rank(), 0).backward();
+  shards.lend();
+  sgd.step();
+  shards.take_back();
+  CHECK(sgd.state().size() > 1);  // beside the one that marks it
+  CHECK(sgd.param_groups()[0].params()[0].is_same(net.parameters()[0]));
+}
+
+/// Gives every parameter a gradient, and the optimizer a state by a step.
+void step_by_hand(SmallNet& net, Optimizer& optimizer) {
+  for (auto& parameter : net.parameters())
+    parameter.mutable_grad() = data(parameter.sizes(), kDouble, 0);
+  optimizer.step();
+  optimizer.zero_grad();
+}
+
+TEST_CASE(
+    "sharded: a state that does not fit one parameter is refused on all ranks, and the old one "
+    "stays") {
+  with_and_without_one_copy();
+  for (const auto& [name, make] : optimizers()) {
+    CAPTURE(name);
+    SmallNet other(kDouble);
+    other.out->bias.set_data(torch::ones({4}, kDouble));
+    const auto of_other = make(other);
+    step_by_hand(other, *of_other);
+    for (auto& group : of_other->param_groups()) group.options().set_lr(7);
+    std::ostringstream text;
+    torch::save(*of_other, text);
+    ShardedRun sharded(make, kDouble, true), plain(make, kDouble, false);
+    for (int step = 0; step < 4; ++step) {
+      sharded.step(step);
+      plain.step(step);
+      CHECK(same_parameters(sharded.net, plain.net));
+      CHECK(contains(error_of<hvd::InvalidArgument>([&] { sharded.load(text.str()); }),
+                     "the state of parameter 'out.bias' has shape [4], and the parameter [3]"));
+    }
+  }
+}
+
+TEST_CASE(
+    "sharded: an optimizer with a state that does not fit one parameter is refused on all ranks, "
+    "and keeps it") {
+  with_and_without_one_copy();
+  SmallNet net(kDouble);
+  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  step_by_hand(net, sgd);
+  const auto momentum = [&](const at::Tensor& parameter) {
+    const auto& state = sgd.state().at(parameter.unsafeGetTensorImpl());
+    return static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer();
+  };
+  const auto wrap = [&] {
+    DistributedOptimizer(sgd, net.named_parameters(),
+                         {.shard_optimizer_state = true, .share_parameters = one_copy});
+  };
+  net.out->bias.set_data(torch::ones({4}, kDouble));
+  CHECK(contains(error_of<hvd::InvalidArgument>(wrap),
+                 "the state of parameter 'out.bias' has shape [3], and the parameter [4]"));
+  net.out->bias.set_data(torch::ones({3}, kDouble));
+  REQUIRE(sgd.state().size() == net.parameters().size());
+  for (const auto& parameter : net.parameters())
+    CHECK(torch::equal(momentum(parameter), data(parameter.sizes(), kDouble, 0)));
+  wrap();
 }
 
 /// Throws instead of a step when it is told to.

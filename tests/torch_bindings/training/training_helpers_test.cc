@@ -1,5 +1,7 @@
 // What stands around the optimizer: data parallelism in one process, moving averages, warm-up and
 // scaling of the learning rate, clipping.
+#include <sched.h>
+
 #include <atomic>
 #include <cmath>
 #include <functional>
@@ -11,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "hvd/base/cores.h"
 #include "tests/torch_bindings/support.h"
 #include "torch_bindings/replicas/replica_passes.h"
 
@@ -173,6 +176,24 @@ TEST_CASE(
   CHECK(of_callers[0] == 2);
   CHECK(threads_of_new_thread() == 6);
   torch::set_num_threads(own);
+}
+
+TEST_CASE("init() gives LibTorch no more threads than the cores that its caller is bound to") {
+  if (hvd::thread_count_is_fixed()) return;
+  cpu_set_t before, one;
+  REQUIRE(::sched_getaffinity(0, sizeof before, &before) == 0);
+  CPU_ZERO(&one);
+  unsigned core = 0;
+  while (!CPU_ISSET(core, &before)) ++core;
+  CPU_SET(core, &one);
+  hvd::shutdown();
+  CHECK(::sched_setaffinity(0, sizeof one, &one) == 0);
+  hvd::init();
+  CHECK(torch::get_num_threads() == 1);
+  hvd::shutdown();
+  CHECK(::sched_setaffinity(0, sizeof before, &before) == 0);
+  hvd::init();
+  CHECK(torch::get_num_threads() <= static_cast<int>(hvd::detail::bound_cores()));
 }
 
 /// Not cloneable.
@@ -551,6 +572,21 @@ TEST_CASE("ExponentialMovingAverage takes what holds a module, with its buffers"
     CHECK(average->averages().size() == 2);
     average->update();
     const auto guard = average->averaged();
+    CHECK(torch::equal(holder->running_mean, torch::full({3}, 4.0F)));
+  }
+  // A file of when there were no averages of buffers: these stay.
+  torch::serialize::OutputArchive out;
+  out.write("updates", c10::IValue(std::int64_t{5}));
+  for (const char* const key : {"average.0", "average.1"}) out.write(key, torch::full({3}, 2.0F));
+  std::stringstream file;
+  out.save_to(file);
+  torch::serialize::InputArchive in;
+  in.load_from(file);
+  of_holder.load(in);
+  CHECK(of_holder.updates() == 5);
+  CHECK(torch::equal(of_holder.averages()[1], torch::full({3}, 2.0F)));
+  {
+    const auto guard = of_holder.averaged();
     CHECK(torch::equal(holder->running_mean, torch::full({3}, 4.0F)));
   }
   CHECK(contains(error_of<hvd::InvalidArgument>([] {

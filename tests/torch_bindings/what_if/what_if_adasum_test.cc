@@ -382,8 +382,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "what happens to my own hook on a parameter with Adasum: it is called, first, and is there "
-    "afterwards") {
+    "what happens to my own hook on a parameter with Adasum, set before or after wrapping: it is "
+    "called, first, passes are counted, and it is there afterwards") {
   struct Halves : torch::autograd::PostAccumulateGradHook {
     explicit Halves(int& count) : count_(count) {}
     void operator()(const at::Tensor& parameter) override {
@@ -393,33 +393,40 @@ TEST_CASE(
     }
     int& count_;
   };
-  torch::nn::Sequential net = small_model(), plain = small_model();
-  int calls = 0;
-  for (auto& parameter : net->parameters())
-    torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Halves>(calls));
-  SGD sgd(net->parameters(), 0.1), half(plain->parameters(), 0.05);
-  {
-    DistributedOptimizer optimizer(sgd, net->named_parameters(), {.op = ReduceOp::Adasum});
-    DistributedOptimizer reference(half, plain->named_parameters(), {.op = ReduceOp::Adasum});
-    for (int step = 0; step < 2; ++step) {
-      optimizer.zero_grad();
-      reference.zero_grad();
-      small_loss(net, hvd::rank(), step).backward();
-      small_loss(plain, hvd::rank(), step).backward();
-      CHECK(calls == 4 * (step + 1));
-      optimizer.step();
-      reference.step();
-      CHECK(difference(flat(net), flat(plain)) < 1e-14);
+  for (const bool after_wrapping : {false, true}) {
+    CAPTURE(after_wrapping);
+    torch::nn::Sequential net = small_model(), plain = small_model();
+    int calls = 0;
+    const auto set_hooks = [&] {
+      for (auto& parameter : net->parameters())
+        torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Halves>(calls));
+    };
+    if (!after_wrapping) set_hooks();
+    SGD sgd(net->parameters(), 0.1), half(plain->parameters(), 0.05);
+    {
+      DistributedOptimizer optimizer(sgd, net->named_parameters(), {.op = ReduceOp::Adasum});
+      DistributedOptimizer reference(half, plain->named_parameters(), {.op = ReduceOp::Adasum});
+      if (after_wrapping) set_hooks();  // in the place of the wrapper's
+      for (int step = 0; step < 2; ++step) {
+        optimizer.zero_grad();
+        reference.zero_grad();
+        small_loss(net, hvd::rank(), step).backward();
+        small_loss(plain, hvd::rank(), step).backward();
+        CHECK(calls == 4 * (step + 1));
+        optimizer.step();
+        reference.step();
+        CHECK(difference(flat(net), flat(plain)) < 1e-14);
+      }
+      small_loss(net, hvd::rank(), 2).backward();
+      CHECK(contains(
+          error_of<hvd::InvalidArgument>([&] { small_loss(net, hvd::rank(), 2).backward(); }),
+          "more than 1 backward passes"));
     }
-    small_loss(net, hvd::rank(), 2).backward();
-    CHECK(contains(
-        error_of<hvd::InvalidArgument>([&] { small_loss(net, hvd::rank(), 2).backward(); }),
-        "more than 1 backward passes"));
+    calls = 0;
+    net->zero_grad();
+    small_loss(net, hvd::rank(), 3).backward();
+    CHECK(calls == 4);
   }
-  calls = 0;
-  net->zero_grad();
-  small_loss(net, hvd::rank(), 3).backward();
-  CHECK(calls == 4);
 }
 
 TEST_CASE(

@@ -283,6 +283,37 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "what happens if a load is refused when states were read into already: they are what they "
+    "were, whether or not they can be copied") {
+  const int root = final_rank();
+  const auto run = [&]<Overrides kHas>() {
+    torch::nn::Linear net(3, 2);
+    hvd::broadcast_parameters(net, 0);
+    OwnOptimizer<kHas> optimizer(net->parameters(), 0.1, 0.5);
+    // the others have a state for the weight alone, which is read first
+    net->bias.set_requires_grad(hvd::rank() == root);
+    train_on(net, optimizer, hvd::rank(), 2);
+    const auto state_of_weight = [&] {
+      return static_cast<const OwnState<kHas>*>(
+          optimizer.state()[net->weight.unsafeGetTensorImpl()].get());
+    };
+    const at::Tensor momentum = state_of_weight()->momentum.clone();
+    const std::string text =
+        error_of<hvd::InvalidArgument>([&] { hvd::broadcast_optimizer_state(optimizer, root); });
+    if (text != "(no error)") {
+      REQUIRE(state_of_weight() != nullptr);
+      CHECK(same(state_of_weight()->momentum, momentum));
+      CHECK(state_of_weight()->steps == 2);
+      if (hvd::rank() != root) CHECK(optimizer.state().size() == 1);
+    }
+    return text;
+  };
+  const std::string text = run.template operator()<Overrides{.clone_state = false}>();
+  CHECK_MESSAGE(contains(text, hvd::size() > 1 ? "has no state to copy" : "(no error)"), text);
+  run.template operator()<Overrides{.reads_into = true}>();  // into tensors that copies share
+}
+
+TEST_CASE(
     "what happens if weights are tied: their optimizer's state is sent once, and steps go on as in "
     "one process") {
   const int root = final_rank();
