@@ -115,10 +115,8 @@ BurstRow measure_burst(const Options& options, std::uint64_t bytes) {
 }
 
 std::vector<std::uint64_t> sizes(const Options& options) {
-  std::vector<std::uint64_t> all;
-  for (std::uint64_t bytes = options.min_bytes; bytes < options.max_bytes; bytes *= options.factor)
-    all.push_back(bytes);
-  all.push_back(options.max_bytes);
+  std::vector<std::uint64_t> all = sizes_of(options);
+  if (all.back() < options.max_bytes) all.push_back(options.max_bytes);
   return all;
 }
 

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -30,6 +31,20 @@ void require_backend(const Options& options) {
   if (options.backend == Backend::Shm && !ranks_share_memory())
     throw WrongOptions(fmt::format("--backend shm: the ranks share no memory here ({})",
                                    hvd::backend_description()));
+}
+
+/// Refuses what MPI cannot count, in whose calls an int says how many elements a rank has. Sums and
+/// broadcasts of one tensor are made by several calls.
+void require_mpi_counts(const Options& options) {
+  const bool has_shares = options.sweep || is_shared_out(options.collective);
+  if (!options.versus_mpi || (options.burst == 0 && !has_shares)) return;
+  const auto ranks = static_cast<std::uint64_t>(has_shares ? hvd::size() : 1);
+  constexpr std::uint64_t kMost = std::numeric_limits<int>::max();
+  if (options.max_bytes / hvd::element_bytes(options.dtype) / ranks > kMost)
+    throw WrongOptions(
+        fmt::format("--versus mpi: MPI counts no more than {} elements of a rank; "
+                    "--max-bytes is too large",
+                    kMost));
 }
 
 /// Tries out what not every build has. All ranks find the same.
@@ -123,8 +138,7 @@ std::vector<std::vector<std::size_t>> workloads(const Options& options) {
   std::vector<std::vector<std::size_t>> list;
   const std::size_t ranks =
       static_cast<std::size_t>(is_shared_out(options.collective) ? hvd::size() : 1);
-  for (std::uint64_t bytes = options.min_bytes; bytes <= options.max_bytes;
-       bytes *= options.factor) {
+  for (const std::uint64_t bytes : sizes_of(options)) {
     const std::size_t count =
         std::max<std::size_t>(1, bytes / hvd::element_bytes(options.dtype) / ranks) * ranks;
     if (list.empty() || list.back().front() != count) list.push_back({count});
@@ -164,6 +178,7 @@ std::vector<double> measure_idle(double seconds) {
 /// ranks alike.
 int run(const Options& options) {
   require_backend(options);
+  require_mpi_counts(options);
   require_wires(options);
   if (options.sweep) return run_sweep(options) == 0 ? 0 : 1;
   if (options.burst > 0) return run_burst(options) == 0 ? 0 : 1;

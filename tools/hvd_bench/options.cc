@@ -6,8 +6,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
-#include <thread>
 
+#include "hvd/topology.h"
 #include "tools/hvd_bench/models.h"
 #include "tools/hvd_bench/rivals.h"
 
@@ -160,6 +160,13 @@ void check(const Options& options) {
 
 }  // namespace
 
+std::vector<std::uint64_t> sizes_of(const Options& options) {
+  std::vector<std::uint64_t> sizes{options.min_bytes};
+  while (sizes.back() <= options.max_bytes / options.factor)
+    sizes.push_back(sizes.back() * options.factor);
+  return sizes;
+}
+
 std::string name_of(Collective collective) { return said_by(kCollectives, collective); }
 std::string name_of(Backend backend) { return said_by(kBackends, backend); }
 std::string name_of(hvd::Compression wire) {
@@ -308,8 +315,8 @@ CommandLine parse_command_line(int argc, char** argv) {
         "--ranks, --hosts and --cores go with --routes only: ranks are started by mpirun or "
         "hvdrun");
   if (options.ranks == 0)
-    options.ranks = hvd::launcher_hints().size.value_or(
-        static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
+    options.ranks =
+        hvd::launcher_hints().size.value_or(static_cast<int>(hvd::detail::usable_cores()));
   if (options.routes && options.hosts > options.ranks)
     throw WrongOptions(
         fmt::format("--hosts {}: more than --ranks {}", options.hosts, options.ranks));

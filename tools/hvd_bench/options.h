@@ -50,7 +50,7 @@ struct Options {
   bool into = false;  ///< an allgather, alltoall or reducescatter writes to memory that exists
   bool persistent = false;  ///< rows of their own for persistent operations, which need `into`
                             ///< where a result is shared out
-  bool sweep = false;       ///< all collectives and sizes against MPI; see sweep.h
+  bool sweep = false;       ///< all collectives and sizes against MPI; see modes.h
   bool grouped = false;     ///< an allreduce is submitted as a group, a model's gradients as one
   int rounds = 11;          ///< measured; each takes all subjects in turn
   int warmup = 2;           ///< rounds before them
@@ -63,8 +63,8 @@ struct Options {
   bool versus_packed = false;  ///< a model's gradients in one MPI_Allreduce, copied in and out
   bool versus_memcpy = false;
   bool versus_line = false;  ///< plain messages between hosts; see rivals.h
-  int burst = 0;             ///< above 0: so many allreduces at once; see burst.h
-  bool routes = false;       ///< nothing but the ways of such a world; see routes.h
+  int burst = 0;             ///< above 0: so many allreduces at once; see modes.h
+  bool routes = false;       ///< nothing but the ways of such a world; see modes.h
   int ranks = 0;             ///< of these; 0: as many as were started, or as there are cores
   int hosts = 1;
   int cores = 0;            ///< of a host; 0: of this one
@@ -82,6 +82,9 @@ struct CommandLine {
 };
 
 CommandLine parse_command_line(int argc, char** argv);
+
+/// Returns the sizes from `min_bytes` to `max_bytes` by `factor`.
+std::vector<std::uint64_t> sizes_of(const Options& options);
 
 std::string name_of(Collective collective);
 std::string name_of(Backend backend);

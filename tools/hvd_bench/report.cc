@@ -7,8 +7,9 @@
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
-#include <thread>
 #include <utility>
+
+#include "hvd/topology.h"
 
 namespace bench {
 
@@ -90,7 +91,7 @@ Report::Report(const Options& options) : options_(options), file_(options.json) 
       reduces(options_.collective) ? std::string(hvd::name_of(options_.op)) : "none";
   json_ = {{"program", "hvd_bench"},
            {"ranks", hvd::size()},
-           {"cores", std::thread::hardware_concurrency()},
+           {"cores", hvd::detail::usable_cores()},
            {"description", hvd::backend_description()},
            {"collective", name_of(options_.collective)},
            {"backend", name_of(options_.backend)},

@@ -28,7 +28,7 @@ MPI_Op mpi_op(hvd::DataType dtype, hvd::ReduceOp op) {
 void run_raw(Collective collective, const void* input, void* output, std::size_t count,
              hvd::DataType dtype, hvd::ReduceOp op) {
   const MPI_Datatype type = mpi_type(dtype).value();
-  const int share = is_shared_out(collective) ? static_cast<int>(count) / hvd::size() : 0;
+  const auto share = static_cast<int>(count / static_cast<std::size_t>(hvd::size()));
   if (collective == Collective::Allgather) {
     MPI_Allgather(input, share, type, output, share, type, MPI_COMM_WORLD);
   } else if (collective == Collective::Alltoall) {

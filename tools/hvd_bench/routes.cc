@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <set>
-#include <thread>
 
 #include "hvd/routes.h"
+#include "hvd/topology.h"
 #include "ops/shm/memory/peer_memory.h"
 #include "tools/hvd_bench/report.h"
 
@@ -34,8 +34,8 @@ RouteQuestion question_of(const Options& options) {
   question.machine.is_slow = copies == hvd::DirectCopies::Relayed ||
                              (copies == hvd::DirectCopies::Auto && hvd::is_slow_to_read());
   const std::size_t ranks_of_host = (question.ranks + question.hosts - 1) / question.hosts;
-  const auto cores = options.cores > 0 ? static_cast<unsigned>(options.cores)
-                                       : std::thread::hardware_concurrency();
+  const auto cores =
+      options.cores > 0 ? static_cast<unsigned>(options.cores) : hvd::detail::usable_cores();
   question.machine.has_core = ranks_of_host <= cores;
   return question;
 }

@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "hvd/topology.h"
 #include "tools/hvd_bench/race.h"
 #include "tools/hvd_bench/report.h"
 #include "tools/hvd_bench/rivals.h"
@@ -50,7 +50,7 @@ class SweepReport {
     json_ = {{"program", "hvd_bench"},
              {"sweep", true},
              {"ranks", hvd::size()},
-             {"cores", std::thread::hardware_concurrency()},
+             {"cores", hvd::detail::usable_cores()},
              {"description", hvd::backend_description()},
              {"dtype", hvd::name_of(options.dtype)},
              {"op", hvd::name_of(options.op)},
@@ -211,8 +211,7 @@ std::size_t run_sweep(const Options& options) {
   SweepReport report(options);
   std::size_t wrong = 0;
   for (const Collective collective : kSweptCollectives)
-    for (std::uint64_t bytes = options.min_bytes; bytes <= options.max_bytes;
-         bytes *= options.factor)
+    for (const std::uint64_t bytes : sizes_of(options))
       for (const auto& row : Cell(options, collective, bytes).measure()) {
         report.add(row);
         wrong += row.wrong.value_or(0);

@@ -57,16 +57,16 @@ class MeetingPlace {
   std::string path_;
 };
 
-/// The signals that hvdrun hears, as a descriptor to wait for: SIGINT, SIGTERM, SIGHUP and SIGTSTP,
-/// but not those that its caller wants ignored, as nohup does; and SIGCHLD, which only wakes. It
-/// blocks them in this process.
+/// The signals that hvdrun hears, as a descriptor to wait for: SIGINT, SIGTERM, SIGHUP, SIGTSTP and
+/// SIGPIPE, but not those that its caller wants ignored, as nohup does; and SIGCHLD, which only
+/// wakes. It blocks them in this process, not in the ranks.
 class Signals {
  public:
   Signals() {
     ::signal(SIGCHLD, SIG_DFL);  // where the caller ignores it no end of a rank would be told
     ::sigemptyset(&heard_);
     ::sigaddset(&heard_, SIGCHLD);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP}) {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGPIPE}) {
       struct sigaction now {};
       if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN)
         ::sigaddset(&heard_, signal);
@@ -105,9 +105,9 @@ class Job {
   int run() {
     while (!is_over()) {
       wait();
-      while (const int signal = signals_.next()) hear(signal);
       for (Rank& rank : ranks_) rank.pass_output_on();
       for (Outlet* const outlet : {&output_, &error_}) outlet->write_some();
+      while (const int signal = signals_.next()) hear(signal);
       note_ends();
       keep_time();
     }
@@ -164,6 +164,8 @@ class Job {
 
   void hear(int signal) {
     if (signal == SIGTSTP) return stop();
+    const bool is_unread = signal == SIGPIPE;  // comes with all that the ranks still say, too
+    if (is_unread && signal_ != 0) return;
     const auto now = Clock::now();
     const bool is_again = signal_ != 0 && now >= first_heard_ + kOneSignal;
     if (signal_ == signal && !is_again) return;
@@ -172,7 +174,7 @@ class Job {
       first_heard_ = now;
       end_them_ = now + time_to_end_;
     }
-    send_all(is_again ? SIGKILL : signal);
+    send_all(is_again ? SIGKILL : is_unread ? SIGTERM : signal);
     has_sent_term_ = true;
   }
 

@@ -25,10 +25,11 @@ Plan make_plan(const Options& options);
 std::vector<std::pair<std::string, std::string>> variables_of_rank(int rank, int size);
 
 /// Passes the ranks' output on line by line, passes SIGINT, SIGTERM and SIGHUP on to them, stops
-/// and goes on with them (SIGTSTP), and ends the others some seconds after one has failed. Returns
-/// the exit code: 0, or that of the rank that failed first (128 and the signal's number, where a
-/// signal ended it), or 128 and the number of the signal that hvdrun was sent. Throws
-/// std::runtime_error if ranks cannot be started; none is left then.
+/// and goes on with them (SIGTSTP), ends them where nobody reads their output any more (SIGPIPE),
+/// and ends the others some seconds after one has failed. Returns the exit code: 0, or that of the
+/// rank that failed first (128 and the signal's number, where a signal ended it), or 128 and the
+/// number of the signal that hvdrun was sent. Throws std::runtime_error if ranks cannot be started;
+/// none is left then.
 int run_ranks(const Plan& plan, const Options& options);
 
 }  // namespace hvdrun

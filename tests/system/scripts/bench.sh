@@ -186,6 +186,9 @@ start refused "an unknown rival" 2 "must be one of line, memcpy, mpi, packed" "$
 start refused "the line of one host" 2 "--versus line: needs several hosts" -np 2 "$bench" --versus line -b 4 -e 4 -n 1 -w 0
 start refused "a size that is none" 2 "--max-bytes 'big'" "$bench" --max-bytes big
 start refused "sizes the wrong way round" 2 "--max-bytes 4 is below --min-bytes 1024" "$bench" -b 1K -e 4
+start refused "elements of a rank that MPI cannot count" 2 "--versus mpi: MPI counts no more than 2147483647 elements" -np 2 "$bench" --versus mpi \
+  --collective alltoall -d uint8 -b 4G -e 4G
+start refused "a burst of such" 2 "--versus mpi: MPI counts no more than 2147483647 elements" -np 2 "$bench" --versus mpi --burst 1 -d uint8 -e 2G
 start refused "a factor of 1" 2 "--factor" "$bench" --factor 1
 start refused "MPI without a half" 2 "MPI has no type for float16" "$bench" --dtype float16 --versus mpi
 start refused "a sum of bool" 2 "allreduces of bool take min, max, bitand, bitor and bitxor only" "$bench" --dtype bool

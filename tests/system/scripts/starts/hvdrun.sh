@@ -336,4 +336,19 @@ slow_reader() { # gets all of it
   says "a line of 3 MB" 0 1 "^3000000$" bash -c '"$0" -np 1 cat "$1" | tr -dc "\\0" | wc -c' "$run" "$work/zeros"
 }
 start slow_reader
+gone_reader() { # the ranks and what they have started end, as by SIGTERM
+  local one problem=''
+  says "a reader that has gone" 141 1 "^hvdrun: ended by signal 13 " env --default-signal=PIPE bash -c \
+    '"$0" -np 2 bash -c "sleep 100 & echo \$! >>\"\$0\"; exec yes" "$1" | head -1 >&2; exit "${PIPESTATUS[0]}"' "$run" "$work/started"
+  [ -s "$work/started" ] || problem="nothing was started"
+  while read -r one; do
+    for ((i = 0; i < 100; i++)); do
+      case "$(sed -n 's/^State:[[:space:]]*\(.\).*/\1/p' "/proc/$one/status" 2>/dev/null)" in '' | Z | X) continue 2 ;; esac
+      sleep 0.05
+    done
+    problem="process $one is left"
+  done <"$work/started"
+  verdict "and what its ranks have started" "$problem"
+}
+start gone_reader
 finish_cases
