@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <system_error>
 #include <thread>
 
 #include "hvd/base/cores.h"
@@ -27,12 +28,16 @@ const cpu_set_t& cores_of_cpuset() {
   static const cpu_set_t found = [] {
     cpu_set_t usable;
     const SignalsKeptOff of_it;
-    std::thread([&usable] {
-      cpu_set_t all;
-      std::memset(&all, 0xff, sizeof all);
-      ::sched_setaffinity(0, sizeof all, &all);
+    try {
+      std::thread([&usable] {
+        cpu_set_t all;
+        std::memset(&all, 0xff, sizeof all);
+        ::sched_setaffinity(0, sizeof all, &all);
+        usable = cores_of_this_thread();
+      }).join();
+    } catch (const std::system_error&) {  // there can be none; init() finds so, too, and says it
       usable = cores_of_this_thread();
-    }).join();
+    }
     return usable;
   }();
   return found;
