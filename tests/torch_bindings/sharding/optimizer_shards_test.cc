@@ -365,7 +365,7 @@ TEST_CASE("sharded: a refused lend leaves whole parameters in the wrapped optimi
 /// Gives every parameter a gradient, and the optimizer a state by a step.
 void step_by_hand(SmallNet& net, Optimizer& optimizer) {
   for (auto& parameter : net.parameters())
-    parameter.mutable_grad() = data(parameter.sizes(), kDouble, 0);
+    parameter.mutable_grad() = data(parameter.sizes(), kDouble, 0).clone();  // no view
   optimizer.step();
   optimizer.zero_grad();
 }
