@@ -353,6 +353,7 @@ bool Controller::join(int process_set) {
   const int rank = parts_.topology.rank;
   {
     Transaction log(log_, kSmallRecordBytes);
+    if (!table().sets().has(process_set)) return true;  // removed meanwhile
     if (awaits_promised(process_set)) return false;
     log.append(Negotiator::joining(process_set, rank));
   }
@@ -362,7 +363,7 @@ bool Controller::join(int process_set) {
   for (const auto id : complete)
     if (table().knows(id)) agree(id);
   Transaction log(log_, kSmallRecordBytes);
-  log.append(Negotiator::joined_up(process_set, rank));
+  if (table().sets().has(process_set)) log.append(Negotiator::joined_up(process_set, rank));
   return true;
 }
 
@@ -381,7 +382,8 @@ std::vector<StuckRank> Controller::stuck_here(int process_set, const std::string
   for (std::size_t index = 0; index < domain.size(); ++index) {
     if (!std::binary_search(ranks.begin(), ranks.end(), domain[index])) continue;
     const auto is_stuck = [&](const Unit* unit) {
-      if (board_.rounds().is_promised(unit->id)) return false;
+      // what is agreed ends without more, once it is cut
+      if (unit->queued || board_.rounds().is_promised(unit->id)) return false;
       return board_.rounds().is_stuck(unit->id, static_cast<int>(index),
                                       unit->scope == Scope::World && unit->undecided);
     };
@@ -392,33 +394,42 @@ std::vector<StuckRank> Controller::stuck_here(int process_set, const std::string
   return stuck_ranks;
 }
 
-void Controller::void_stuck(int process_set, const std::string& name,
-                            const std::vector<StuckRank>& stuck_ranks) {
-  for (const Unit* unit : table().units_of(process_set, name)) {
-    const auto of_it = [&](const StuckRank& stuck_rank) {
-      return stuck_rank.kind == unit->key.kind;
-    };
-    if (std::any_of(stuck_ranks.begin(), stuck_ranks.end(), of_it))
-      board_.rounds().void_slot(unit->id, unit->slots);
-  }
+/// Returns false, and nothing has happened, if a rank must read more of the log first: it needs the
+/// slots' words until it has read the last cut.
+bool Controller::try_to_void(Transaction& log, int process_set, const std::string& name,
+                             const std::vector<StuckRank>& stuck_ranks) {
+  auto units = table().units_of(process_set, name);
+  std::erase_if(units, [&](const Unit* unit) {
+    return std::none_of(stuck_ranks.begin(), stuck_ranks.end(),
+                        [unit](const StuckRank& stuck) { return stuck.kind == unit->key.kind; });
+  });
+  // of ranks of other domains alone, and this one has forgotten it, or the set is gone
+  if (units.empty() || !table().sets().has(process_set)) return true;
+  for (const Unit* unit : units)
+    if (unit->cut_at > board_.log().slowest_reader()) return false;
+  for (const Unit* unit : units) board_.rounds().void_slot(unit->id, unit->slots);
+  log.append(Negotiator::conflict(process_set, name, stuck_ranks));
+  return true;
 }
 
 void Controller::end_conflict_here(int process_set, const std::string& name) {
   Transaction log(log_, 256 + name.size() + 16 * static_cast<std::size_t>(board_.ranks()));
+  if (!table().sets().has(process_set)) return;
   const auto stuck_ranks = stuck_here(process_set, name);
   const auto differs = [&](const StuckRank& stuck_rank) {
     return stuck_rank.kind != stuck_ranks.front().kind;
   };
-  if (std::none_of(stuck_ranks.begin(), stuck_ranks.end(), differs)) return;
-  void_stuck(process_set, name, stuck_ranks);
-  log.append(Negotiator::conflict(process_set, name, stuck_ranks));
+  if (std::any_of(stuck_ranks.begin(), stuck_ranks.end(), differs))
+    static_cast<void>(try_to_void(log, process_set, name, stuck_ranks));  // else the next look does
 }
 
 void Controller::end_conflict(int process_set, const std::string& name,
                               const std::vector<StuckRank>& stuck_ranks) {
-  Transaction log(log_, 256 + name.size() + 16 * stuck_ranks.size());
-  void_stuck(process_set, name, stuck_ranks);
-  log.append(Negotiator::conflict(process_set, name, stuck_ranks));
+  ReaderWait readers(log_);
+  do {
+    Transaction log(log_, 256 + name.size() + 16 * stuck_ranks.size());
+    if (try_to_void(log, process_set, name, stuck_ranks)) return;
+  } while (readers.nudge());
 }
 
 std::vector<int> Controller::missing_here(const UnitKey& key) const {

@@ -68,7 +68,7 @@ class Controller {
       HVD_REQUIRES(engine_mutex);
   /// Ends the operations that all ranks of a set within this domain are stuck with, if they differ.
   void end_conflict_here(int process_set, const std::string& name) HVD_REQUIRES(engine_mutex);
-  /// Ends the operations that ranks of all domains are stuck with.
+  /// Ends the operations that ranks of all domains are stuck with, as far as they are known here.
   void end_conflict(int process_set, const std::string& name,
                     const std::vector<StuckRank>& stuck_ranks) HVD_REQUIRES(engine_mutex);
 
@@ -100,8 +100,9 @@ class Controller {
   [[nodiscard]] bool awaits_promised(int process_set) const;
   [[nodiscard]] std::vector<int> absent_from(const Unit& unit) const;
   [[nodiscard]] bool have_read(const std::vector<int>& ranks, std::uint64_t position) const;
-  void void_stuck(int process_set, const std::string& name,
-                  const std::vector<StuckRank>& stuck_ranks);
+  bool try_to_void(Transaction& log, int process_set, const std::string& name,
+                   const std::vector<StuckRank>& stuck_ranks)
+      HVD_REQUIRES(engine_mutex, board_lock);
 
   const EngineParts& parts_;
   NegotiationLog& log_;

@@ -100,9 +100,10 @@ void Health::look_for_conflicts() {
   // The leader speaks for ranks of its domain, which may be in sets that it is not in.
   const auto marks = parts_.board->rounds().stuck_marks();
   if (leader_ == nullptr || std::exchange(seen_stuck_marks_, marks) == marks) return;
-  const auto ambiguous = table().ambiguous_names();  // a copy: what is ended below is forgotten
+  // This domain may have forgotten what others want under the name, but not their leaders' tree.
+  const auto ambiguous = leader_->ambiguous_names();  // a copy: what follows may change them
   for (const auto& [set, name] : ambiguous) {
-    if (table().sets().scope_of(set) != Scope::World) continue;
+    if (!table().sets().has(set)) continue;
     if (const auto stuck_ranks = controller_.stuck_here(set, name); !stuck_ranks.empty())
       leader_->tell_stuck(set, name, stuck_ranks);
   }

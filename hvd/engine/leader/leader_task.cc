@@ -1,5 +1,6 @@
 #include "hvd/engine/leader/leader_task.h"
 
+#include <set>
 #include <utility>
 
 #include "hvd/base/log.h"
@@ -54,7 +55,7 @@ LeaderTreeActions LeaderTask::actions() HVD_NO_THREAD_SAFETY_ANALYSIS {
   actions.end = [this]() HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.end(); };
   actions.conflict =
       [this](int set, const std::string& name, const std::vector<StuckRank>& stuck_ranks)
-          HVD_NO_THREAD_SAFETY_ANALYSIS { controller_.end_conflict(set, name, stuck_ranks); };
+          HVD_NO_THREAD_SAFETY_ANALYSIS { end_conflict(set, name, stuck_ranks); };
   actions.drop = [this](const UnitKey& key)
                      HVD_NO_THREAD_SAFETY_ANALYSIS { return controller_.drop(key); };
   actions.missing_here = [this](const UnitKey& key) { return controller_.missing_here(key); };
@@ -64,6 +65,20 @@ LeaderTreeActions LeaderTask::actions() HVD_NO_THREAD_SAFETY_ANALYSIS {
     return parts_.topology.domain_of_rank[static_cast<std::size_t>(rank)];
   };
   return actions;
+}
+
+/// Ends the operations that ranks of all domains are stuck with.
+void LeaderTask::end_conflict(int set, const std::string& name,
+                              const std::vector<StuckRank>& stuck_ranks) {
+  std::set<UnitKey> keys;
+  for (const auto& stuck_rank : stuck_ranks) keys.insert({set, stuck_rank.kind, name});
+  // Ranks here are told who wants what, of which the table may have forgotten some.
+  if (table().sets().local_members(set) > 0)
+    for (const auto& key : keys) tree_.retell(key);
+  controller_.end_conflict(set, name, stuck_ranks);
+  std::erase_if(noted_, [&](const LocalEvent& event) {
+    return event.kind == LocalEvent::Kind::Ready && keys.contains(event.key);
+  });
 }
 
 void LeaderTask::note(const Outcomes& outcomes) {

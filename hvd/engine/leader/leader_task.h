@@ -51,6 +51,10 @@ class LeaderTask {
   }
   /// Tells the other domains that the world has failed.
   void tell_failure(const Turn& turn, const Status& status) HVD_REQUIRES(engine_mutex);
+  /// Names under which ranks of any domains submit different operations.
+  [[nodiscard]] const TensorNumbers::Names& ambiguous_names() const HVD_REQUIRES(engine_mutex) {
+    return tree_.ambiguous_names();
+  }
   /// The set's ranks in this domain wait long under the name, each for an operation of its own.
   void tell_stuck(int process_set, const std::string& name,
                   const std::vector<StuckRank>& stuck_ranks) HVD_REQUIRES(engine_mutex) {
@@ -76,6 +80,8 @@ class LeaderTask {
  private:
   LeaderTreeActions actions();
   [[nodiscard]] const Negotiator& table() const { return log_.table(); }
+  void end_conflict(int set, const std::string& name, const std::vector<StuckRank>& stuck_ranks)
+      HVD_REQUIRES(engine_mutex);
   bool decide_cuts() HVD_REQUIRES(engine_mutex);
 
   const EngineParts& parts_;

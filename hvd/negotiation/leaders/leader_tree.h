@@ -103,6 +103,9 @@ class LeaderTree {
   [[nodiscard]] const UnitKey* key_of(std::uint32_t number) const {
     return numbers_.key_of(number);
   }
+  [[nodiscard]] const TensorNumbers::Names& ambiguous_names() const {
+    return numbers_.ambiguous_names();
+  }
   /// A round of the number has ended without a decision.
   void note_use(std::uint32_t number) { numbers_.note_use(number); }
   /// Tensors that this leader remembers.

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "hvd/negotiation/values/unit_names.h"
+
 namespace hvd {
 
 namespace {
@@ -42,6 +44,7 @@ std::uint32_t TensorNumbers::give(const UnitKey& key) {
     return id;
   }
   ++next_id_;
+  count_kinds(key);
   Known& known = known_[id];
   known.key = key;
   known.usage = usage_.insert(usage_.end(), id);
@@ -53,7 +56,10 @@ void TensorNumbers::learn(const Introduction& introduction) {
   if (ids_.try_emplace(key, id).first->second != id) throw WireError("two numbers for one tensor");
   const auto [place, fresh] = known_.try_emplace(id);
   Known& known = place->second;
-  if (fresh) known.key = key;
+  if (fresh) {
+    known.key = key;
+    count_kinds(key);
+  }
   if (known.key != key) throw WireError("two tensors with one number");
   // Equal signatures are kept once: n ranks' of a tensor cost little more than one's.
   auto& remote = known.remote;
@@ -74,9 +80,24 @@ void TensorNumbers::forget(const UnitKey& key) {
   if (known == ids_.end()) return;
   const std::uint32_t id = known->second;
   if (is_root_) usage_.erase(known_.at(id).usage);
-  unsure_.erase(key);
+  const UnitKey gone = known->first;
+  unsure_.erase(gone);
   known_.erase(id);
   ids_.erase(known);
+  count_kinds(gone);
+}
+
+/// The tensor is new, or has been forgotten.
+void TensorNumbers::count_kinds(const UnitKey& key) {
+  if (is_unnamed(key.name)) return;
+  int kinds = 0;
+  for (int kind = 0; kind <= static_cast<int>(OpKind::Control); ++kind)
+    if (ids_.contains({key.process_set, static_cast<OpKind>(kind), key.name})) ++kinds;
+  if (kinds > 1) {
+    ambiguous_.insert({key.process_set, key.name});
+  } else {
+    ambiguous_.erase({key.process_set, key.name});
+  }
 }
 
 void TensorNumbers::decided(std::uint32_t id) {

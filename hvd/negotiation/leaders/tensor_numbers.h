@@ -27,6 +27,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "hvd/negotiation/leaders/leader_messages.h"
@@ -35,6 +36,8 @@ namespace hvd {
 
 class TensorNumbers {
  public:
+  using Names = std::set<std::pair<int, std::string>>;  ///< process set and name
+
   /// `capacity`: how many tensors are remembered that nobody waits for; beyond it those go that
   /// were not decided for longest.
   TensorNumbers(bool is_root, std::size_t capacity) : is_root_(is_root), capacity_(capacity) {}
@@ -47,6 +50,8 @@ class TensorNumbers {
   [[nodiscard]] std::size_t count() const { return known_.size(); }
   /// Returns the tensors of a process set.
   [[nodiscard]] std::vector<UnitKey> keys_of_set(int process_set) const;
+  /// Names under which a process set has tensors of several kinds.
+  [[nodiscard]] const Names& ambiguous_names() const { return ambiguous_; }
   /// Returns what ranks of other domains have said of the tensor, for the day this domain has
   /// forgotten it; null if it has no number. Valid until it is forgotten.
   [[nodiscard]] const std::vector<Introduction>* said_elsewhere(const UnitKey& key) const;
@@ -105,11 +110,13 @@ class TensorNumbers {
     std::uint64_t decided_at = 0;      ///< the decision that was the last about it
     std::list<std::uint32_t>::iterator usage = {};  ///< root: its place in `usage_`
   };
+  void count_kinds(const UnitKey& key);
   void use(const Known& known) { usage_.splice(usage_.end(), usage_, known.usage); }
 
   const bool is_root_;
   const std::size_t capacity_;
   std::map<UnitKey, std::uint32_t> ids_;
+  Names ambiguous_;
   std::unordered_map<std::uint32_t, Known> known_;
   std::uint32_t next_id_ = 0;  ///< above all numbers that were ever given, as far as is known here
   std::uint64_t decisions_ = 0;

@@ -237,25 +237,25 @@ void Negotiator::apply_conflict(Reader& reader, Outcomes& outcomes) {
   const auto& set = known_set(process_set);
   std::vector<int> ranks;
   std::vector<SharedSignature> signatures;
+  Outcomes::Voided voided;
   for (const auto& [rank, kind] : decode_stuck_ranks(reader)) {
+    const std::size_t place = place_in(set, rank);
     const Unit* unit = find({process_set, kind, name});
-    const auto signature = unit == nullptr ? nullptr : unit->signatures.of(place_in(set, rank));
-    if (!signature) continue;  // forgotten here meanwhile
-    ranks.push_back(rank);
-    signatures.push_back(signature);
+    if (unit == nullptr) continue;  // forgotten here meanwhile
+    if (unit->queued) throw WireError("a conflict about what is agreed");
+    // Whoever has said what of it: its slots are void.
+    if (std::find(voided.units.begin(), voided.units.end(), unit->ref()) == voided.units.end())
+      voided.units.push_back(unit->ref());
+    if (const auto signature = unit->signatures.of(place)) {
+      ranks.push_back(rank);
+      signatures.push_back(signature);
+    }
   }
-  if (ranks.empty()) return;  // of ranks of other domains alone, and all is forgotten here
-  Outcomes::Voided voided{{}, verdict(display_name(name), ranks, signatures)};
+  if (voided.units.empty()) throw WireError("a conflict about nothing");
+  if (!ranks.empty()) voided.status = verdict(display_name(name), ranks, signatures);
   if (voided.status.ok())
     voided.status = {Status::Code::Mismatch,
                      formatted("'{}': the ranks want different operations", display_name(name))};
-  for (const auto& signature : signatures) {
-    const std::uint32_t id = find({process_set, signature->kind, name})->id;
-    if (units_.at(id).queued) throw WireError("a conflict about what is agreed");
-    const UnitRef unit = units_.at(id).ref();
-    if (std::find(voided.units.begin(), voided.units.end(), unit) == voided.units.end())
-      voided.units.push_back(unit);
-  }
   for (const auto& unit : voided.units) {
     pledged_.consume(units_.at(unit.id).key);
     forget(unit.id);
@@ -371,8 +371,9 @@ void Negotiator::forget(std::uint32_t id) {
   const UnitKey key = found->second.key;
   usage_.erase(found->second.usage);
   ids_.erase(key);
+  // What a rank waits for stays; what others want instead may have to make room meanwhile.
   if (ambiguous_.contains({key.process_set, key.name}) &&
-      units_of(key.process_set, key.name).size() < 2)
+      units_of(key.process_set, key.name).empty())
     ambiguous_.erase({key.process_set, key.name});
   units_.erase(found);
   free_slots_.give_back(id, slots);

@@ -162,10 +162,7 @@ class Negotiator : public Records {
   void for_each_unit(Look look) const {
     for (const auto& [id, unit] : units_) look(unit);
   }
-  /// Names under which a set has units of several kinds.
-  [[nodiscard]] const std::set<std::pair<int, std::string>>& ambiguous_names() const {
-    return ambiguous_;
-  }
+  /// Returns whether the set has had units of several kinds under the name, and has one still.
   [[nodiscard]] bool is_ambiguous(int process_set, const std::string& name) const {
     return ambiguous_.contains({process_set, name});
   }

@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <barrier>
+#include <functional>
+#include <string>
 #include <thread>
 
 #include "hvd/engine/engine.h"
@@ -42,6 +44,38 @@ Submission control(std::string_view name, Shape ranks, int root) {
   submission.tensors.push_back(
       {nullptr, nullptr, DataType::Int64, std::move(ranks), nullptr, true});
   return submission;
+}
+
+/// Submits ever new names in a set of this rank alone, which crowd others out of its host's table.
+void crowd_out_until(const std::function<bool()>& is_over, Engine& engine, int process_set) {
+  for (int i = 0; !is_over(); ++i) {
+    std::vector<float> values(1, 1.0F);
+    Submission own = allreduce_of(values, "own " + std::to_string(i), DataType::Float32);
+    own.process_set = process_set;
+    engine.wait(*engine.submit(std::move(own), After::Wait));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+/// Waits for what other ranks disagree about. Returns what this one is told.
+std::string text_of_dispute(Engine& engine, OpKind kind) {
+  std::vector<float> values(1, 1.0F);
+  Submission disputed = allreduce_of(values, "disputed", DataType::Float32);
+  disputed.process_set = 1;
+  disputed.kind = kind;
+  try {
+    engine.wait(*engine.submit(std::move(disputed), After::Wait));
+  } catch (const Mismatch& error) {
+    return error.what();
+  }
+  return "no Mismatch";
+}
+
+/// The name can be used again, by all.
+void check_that_all_go_on(Engine& engine, int size) {
+  std::vector<float> values(1, 1.0F);
+  engine.wait(*engine.submit(allreduce_of(values, "disputed", DataType::Float32)));
+  CHECK(values.front() == static_cast<float>(size));
 }
 
 }  // namespace
@@ -162,36 +196,51 @@ TEST_CASE("a host that takes no part may forget a tensor between two ranks' intr
 }
 
 TEST_CASE("a host that takes no part may have forgotten what ranks of others disagree about") {
-  for (const int idle : {0, 2}) {
+  for (const int idle : {0, 1, 2}) {
     CAPTURE(idle);
+    const int first = idle == 0 ? 1 : 0;
+    const int last = idle == 2 ? 1 : 2;
     Config config;
     config.cache_capacity = 16;
-    config.process_sets = {{idle == 0 ? 1 : 0, idle == 0 ? 2 : 1}, {idle}};
+    config.process_sets = {{first, last}, {idle}};
     ThreadWorld world({.size = 3, .domains = 3, .config = config});
     std::atomic<int> told = 0;
     world.run([&](int rank, Engine& engine) {
       for (int round = 1; round < 3; ++round) {
-        std::vector<float> values(1, 1.0F);
-        Submission disputed = allreduce_of(values, "disputed", DataType::Float32);
-        disputed.process_set = 1;
-        if (rank == 1) disputed.kind = OpKind::Allgather;
-        for (int i = 0; rank == idle && told < 2 * round; ++i) {
-          Submission alone = allreduce_of(values, "own " + std::to_string(i), DataType::Float32);
-          alone.process_set = 2;
-          engine.wait(*engine.submit(std::move(alone), After::Wait));
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        }
-        if (rank != idle) {
-          CHECK_THROWS_AS(engine.wait(*engine.submit(std::move(disputed), After::Wait)), Mismatch);
+        if (rank == idle) {
+          crowd_out_until([&] { return told == 2 * round; }, engine, 2);
+        } else {
+          const bool gathers = rank == (round == 1 ? first : last);
+          const std::string text =
+              text_of_dispute(engine, gathers ? OpKind::Allgather : OpKind::Allreduce);
+          CHECK(text.find("the operation differs between ranks") != std::string::npos);
           ++told;
         }
-        values = {1.0F};
-        engine.wait(*engine.submit(allreduce_of(values, "disputed", DataType::Float32)));
-        CHECK(values.front() == 3.0F);
+        check_that_all_go_on(engine, 3);
       }
     });
     CHECK(told == 4);
   }
+}
+
+TEST_CASE("a host may have forgotten what others want instead of what a rank of it waits for") {
+  Config config;
+  config.cache_capacity = 16;
+  config.process_sets = {{0, 2}, {1}, {3}};
+  ThreadWorld world({.size = 4, .domains = 2, .config = config});
+  std::atomic<int> told = 0;
+  world.run([&](int rank, Engine& engine) {
+    if (rank % 2 == 1) {
+      crowd_out_until([&] { return told == 2; }, engine, rank == 1 ? 2 : 3);
+    } else {
+      const std::string text =
+          text_of_dispute(engine, rank == 0 ? OpKind::Allreduce : OpKind::Allgather);
+      CHECK(text.find("rank 0: allreduce; rank 2: allgather") != std::string::npos);
+      ++told;
+    }
+    check_that_all_go_on(engine, 4);
+  });
+  CHECK(told == 2);
 }
 
 }  // namespace hvd::test

@@ -74,6 +74,45 @@ TEST_CASE("all have left once nobody of them has messages pending") {
     CHECK_THROWS_AS(say(Negotiator::lingering(change)), WireError);
 }
 
+TEST_CASE("a conflict ends all that it names, though other ranks have said it here") {
+  Negotiator table(Topology::single_domain(0, 3), {{0, {0, 1, 2}, 0}}, 1 << 20, 8);
+  Outcomes outcomes;
+  const UnitKey sum{0, OpKind::Allreduce, "x"};
+  const UnitKey rows{0, OpKind::Allgather, "x"};
+  const auto introduce = [&](const UnitKey& key, int rank) {
+    const Signature signature = signature_of(DataType::Float32, {5}, key.kind);
+    table.apply(*table.introduction(key, rank, signature, [](std::uint32_t) { return 0U; }), 0,
+                outcomes);
+  };
+  introduce(sum, 0);
+  introduce(rows, 1);
+  const Bytes conflict =
+      Negotiator::conflict(0, "x", {{0, sum.kind}, {1, sum.kind}, {2, rows.kind}});
+  table.apply(conflict, 0, outcomes);
+  REQUIRE(outcomes.voided.size() == 1);
+  CHECK(outcomes.voided.front().units.size() == 2);
+  CHECK(outcomes.voided.front().status.code() == Status::Code::Mismatch);
+  CHECK(table.units_of(0).empty());
+  CHECK_THROWS_AS(table.apply(conflict, 0, outcomes), WireError);
+}
+
+TEST_CASE("a name stays one of several kinds as long as any of them is known") {
+  Negotiator table(Topology::single_domain(0, 2), {{0, {0, 1}, 0}}, 1 << 20, 8);
+  Outcomes outcomes;
+  for (const OpKind kind : {OpKind::Allreduce, OpKind::Allgather}) {
+    CHECK_FALSE(table.is_ambiguous(0, "x"));
+    const Signature signature = signature_of(DataType::Float32, {5}, kind);
+    const auto record =
+        table.introduction({0, kind, "x"}, 0, signature, [](std::uint32_t) { return 0U; });
+    table.apply(*record, 0, outcomes);
+  }
+  for (const OpKind kind : {OpKind::Allgather, OpKind::Allreduce}) {
+    CHECK(table.is_ambiguous(0, "x"));
+    table.apply(Negotiator::eviction(table.find({0, kind, "x"})->id), 0, outcomes);
+  }
+  CHECK_FALSE(table.is_ambiguous(0, "x"));
+}
+
 TEST_CASE("records that make no sense are refused") {
   Negotiator table(Topology::single_domain(0, 2), {{0, {0, 1}, 0}}, 1 << 20, 8);
   Outcomes outcomes;
