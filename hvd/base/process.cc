@@ -1,6 +1,7 @@
 #include "hvd/base/process.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdio>
@@ -39,6 +40,11 @@ void become_rank_of_some_world(int rank) noexcept {
 void cease_to_be_rank() noexcept {
   if (!was_in_some_world.load(std::memory_order_relaxed))
     own_rank.store(kNoRank, std::memory_order_relaxed);
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
 }
 
 const char* describe_fork() noexcept {

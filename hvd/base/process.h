@@ -8,10 +8,14 @@
 // Tested in tests/ops/shm/shared_memory_test.cc, tests/system/scripts/process_forks.sh
 
 #include <atomic>
+#include <string>
 
 #include "hvd/base/visible.h"
 
 namespace hvd {
+
+/// Returns the name of this host; "?" if the system does not tell it.
+[[nodiscard]] HVD_BETWEEN_LIBRARIES std::string host_name();
 
 /// From now on a child that is forked from this process knows that it was forked from `rank`.
 void become_rank(int rank) noexcept;

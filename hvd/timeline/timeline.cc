@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "hvd/base/log.h"
+#include "hvd/base/process.h"
 #include "hvd/base/text.h"
 #include "hvd/base/threads.h"
 
@@ -27,11 +28,6 @@ constexpr std::size_t kDimensionsShown = 16, kShapesShown = 16;
 constexpr std::string_view kEarlyCopy = "MEMCPY_IN_SHARED_MEMORY";
 constexpr std::string_view kCopyIn = "MEMCPY_IN_FUSION_BUFFER";
 constexpr std::string_view kCopyOut = "MEMCPY_OUT_FUSION_BUFFER";
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
-}
 
 std::string upper(std::string_view text) {
   std::string result(text);

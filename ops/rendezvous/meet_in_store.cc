@@ -2,12 +2,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <thread>
 #include <utility>
 
+#include "hvd/base/process.h"
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 #include "ops/rendezvous/meeting_file.h"
@@ -32,11 +32,7 @@ constexpr auto kGrace = 5s;  // in which a store that has run out of patience sa
 constexpr auto kPause = 20ms;
 constexpr auto kMostPause = 200ms;
 
-std::string who_am_i() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return formatted("process {} on {}", ::getpid(), name.data());
-}
+std::string who_am_i() { return formatted("process {} on {}", ::getpid(), host_name()); }
 
 /// The addresses at which to look for the store, and the key.
 struct Place {

@@ -5,19 +5,17 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <array>
 #include <fstream>
 #include <map>
 #include <utility>
 
+#include "hvd/base/process.h"
 #include "hvd/base/text.h"
 
 namespace hvd {
 
 std::string name_of_host() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return formatted("{} {}", name.data(), Peers::name_of_process_space());
+  return formatted("{} {}", host_name(), Peers::name_of_process_space());
 }
 
 std::vector<int> Meeting::find_hosts() {

@@ -6,12 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <random>
 
+#include "hvd/base/process.h"
 #include "hvd/base/text.h"
 #include "hvd/errors.h"
 
@@ -46,9 +46,7 @@ void make_folder_of(const std::string& path) {
 
 /// Returns the path under which this host writes new files, one after the other.
 std::string name_beside(const std::string& path) {
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  return formatted("{}.new.{}", path, host.data());
+  return formatted("{}.new.{}", path, host_name());
 }
 
 /// Opens the file of that name for this process alone, and empties it: a process that was killed

@@ -66,17 +66,17 @@ bool gets_gradients(const at::Tensor& parameter) {
 }
 
 void put_gradient_hooks(const at::Tensor& parameter, const void* owner,
-                        std::optional<unsigned>& number,
+                        std::optional<unsigned>& number, bool wants_before,
                         const std::function<GradientCalls()>& make) {
   const bool has_after = has_gradient_hook(parameter, owner),
-             takes_before = !number && parameter.requires_grad();
+             takes_before = wants_before && !number && parameter.requires_grad();
   if (has_after && !takes_before) return;
   GradientCalls calls = make();
   if (!has_after) {
     auto& top = torch::autograd::impl::post_acc_grad_hooks(parameter);
     top = std::make_unique<Hook>(owner, std::move(calls.after), std::move(top));
   }
-  if (!calls.before || !takes_before) return;
+  if (!takes_before) return;
   // it owns the hook
   const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak(
       parameter.getIntrusivePtr());

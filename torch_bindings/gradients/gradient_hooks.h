@@ -21,14 +21,14 @@ bool gets_gradients(const at::Tensor& parameter);
 struct GradientCalls {
   std::function<void()> after;   ///< when backward has added to `.grad`
   std::function<void()> before;  ///< before it does, and not where torch::autograd::grad gives the
-                                 ///< gradient to who asks for it; null: nothing is called
+                                 ///< gradient to who asks for it
 };
 
 /// Puts on what is not there: `after` on top of what there is, also where a user has set a hook in
-/// its place; `before`, whose number is kept in `number`, once the parameter requires a gradient,
-/// as LibTorch takes it only then. Has them made only if one is to be put on.
+/// its place; where it is wanted `before`, whose number is kept in `number`, once the parameter
+/// requires a gradient, as LibTorch takes it only then. Has them made only if one is to be put on.
 void put_gradient_hooks(const at::Tensor& parameter, const void* owner,
-                        std::optional<unsigned>& number,
+                        std::optional<unsigned>& number, bool wants_before,
                         const std::function<GradientCalls()>& make);
 /// Takes the owner's hooks off, wherever they are; what was below moves up. Does nothing if they
 /// are not there.

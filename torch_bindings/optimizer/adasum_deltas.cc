@@ -70,7 +70,7 @@ void AdasumDeltas::put_hooks() {
   for (std::size_t place = 0; place < slots_.size(); ++place) {
     Slot& slot = slots_[place];
     detail::put_gradient_hooks(slot.parameter, this, slot.before_hook,
-                               [&] { return calls_at(place); });
+                               /*wants_before=*/true, [&] { return calls_at(place); });
   }
 }
 

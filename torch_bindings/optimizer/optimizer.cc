@@ -127,21 +127,6 @@ at::Tensor step_with_closure(OptimizerParts& parts, const LossClosure& closure) 
   return mine != losses.end() ? mine->second : loss;
 }
 
-/// Calls what loads the optimizer; where that throws, its options are again what they were.
-void load_or_keep_options(torch::optim::Optimizer& optimizer, const std::function<void()>& load) {
-  auto& groups = optimizer.param_groups();
-  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> before;
-  for (const auto& group : groups) before.push_back(group.options().clone());
-  try {
-    load();
-  } catch (...) {
-    for (std::size_t g = 0; g < before.size(); ++g)
-      if (!detail::assign_in_place(groups[g].options(), *before[g]))
-        groups[g].set_options(std::move(before[g]));
-    throw;
-  }
-}
-
 /// Steps with ReduceOp::Adasum. What only this rank throws it throws when the others know.
 at::Tensor step_by_deltas(OptimizerParts& parts, const LossClosure& closure) {
   const LossClosure counted = [&] {
@@ -465,7 +450,13 @@ void DistributedOptimizer::load_unread(torch::serialize::InputArchive& archive,
     detail::load_state(parts.wrapped, archive);
   };
   if (parts.shards) {
-    load_or_keep_options(parts.wrapped, [&] { parts.shards->load(load_wrapped, archive, reader); });
+    const detail::KeptOptions options(parts.wrapped);
+    try {
+      parts.shards->load(load_wrapped, archive, reader);
+    } catch (...) {
+      options.restore();
+      throw;
+    }
   } else {
     parts.masters != nullptr ? parts.masters->load(archive) : load_wrapped();
   }

@@ -13,7 +13,6 @@
 #include "torch_bindings/files/archives.h"
 #include "torch_bindings/files/checkpoint_reader.h"
 #include "torch_bindings/optimizer/optimizer.h"
-#include "torch_bindings/optimizer/shared_options.h"
 #include "torch_bindings/parameters/repeated_parameters.h"
 #include "torch_bindings/precision/master_copies.h"
 #include "torch_bindings/precision/master_optimizer.h"
@@ -145,10 +144,6 @@ InputArchive parts_of(Optimizer& optimizer) {
   return as_input(archive);
 }
 
-void assign(OptimizerParamGroup& group, const OptimizerOptions& from) {
-  if (!assign_in_place(group.options(), from)) group.set_options(from.clone());
-}
-
 }  // namespace
 
 bool is_sharded(const Optimizer& optimizer) {
@@ -225,7 +220,7 @@ OptimizerLoad::OptimizerLoad(Optimizer& optimizer)
     distributed->param_groups();
   // likewise
   if (auto* const masters = dynamic_cast<MasterOptimizer*>(&holder_)) masters->share_changes();
-  for (const auto& group : holder_.param_groups()) options_.push_back(group.options().clone());
+  options_.emplace(holder_);
 }
 
 bool OptimizerLoad::takes_unread() const {
@@ -262,7 +257,7 @@ void OptimizerLoad::load(InputArchive& own, InputArchive* parts, bool with_optio
           reader->want(*tensor);
     if (parts != nullptr) load_parts(*parts, with_options, by_itself);
   }
-  if (!with_options) restore_options();
+  if (!with_options) options_->restore();
   show_options();
 }
 
@@ -386,10 +381,6 @@ std::unique_ptr<OptimizerParamState> OptimizerLoad::blank_state(void* key) {
   return nullptr;
 }
 
-void OptimizerLoad::restore_options() {
-  for (std::size_t i = 0; i < options_.size(); ++i) assign(holder_.param_groups()[i], *options_[i]);
-}
-
 /// The wrapper has copies of the wrapped optimizer's options.
 void OptimizerLoad::show_options() {
   auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer_);
@@ -409,7 +400,7 @@ void OptimizerLoad::undo() {
     if (!state && kept_.contains(key)) state = std::move(states[key]);
   states = std::move(before_);
   if (bring_masters_back_) bring_masters_back_();
-  restore_options();
+  options_->restore();
   show_options();
   for (const auto& [key, text] : kept_) {
     if (text.empty()) continue;

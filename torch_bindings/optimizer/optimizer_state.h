@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "torch_bindings/collectives/agreement.h"
+#include "torch_bindings/optimizer/shared_options.h"
 
 namespace hvd::detail {
 
@@ -83,15 +84,14 @@ class OptimizerLoad {
   void load_states(torch::serialize::InputArchive& parts, torch::serialize::InputArchive& mine);
   void keep_states();
   [[nodiscard]] std::unique_ptr<torch::optim::OptimizerParamState> blank_state(void* key);
-  void restore_options();
   void show_options();
 
   torch::optim::Optimizer& optimizer_;
   torch::optim::Optimizer& holder_;
   bool begun_ = false;
   States before_;
-  std::map<void*, std::string> kept_;  ///< by key: the states as written; empty if they cannot be
-  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;  ///< as they were
+  std::map<void*, std::string> kept_;   ///< by key: the states as written; empty if they cannot be
+  std::optional<KeptOptions> options_;  ///< as they were
   std::function<void()> bring_masters_back_;  ///< null without fp32 masters
 };
 

@@ -144,6 +144,19 @@ bool assign_in_place(OptimizerOptions& to, const OptimizerOptions& from) {
   return true;
 }
 
+void assign(OptimizerParamGroup& group, const OptimizerOptions& from) {
+  if (!assign_in_place(group.options(), from)) group.set_options(from.clone());
+}
+
+KeptOptions::KeptOptions(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {
+  for (const auto& group : optimizer.param_groups()) options_.push_back(group.options().clone());
+}
+
+void KeptOptions::restore() const {
+  for (std::size_t g = 0; g < options_.size(); ++g)
+    assign(optimizer_.param_groups()[g], *options_[g]);
+}
+
 SharedOptions::SharedOptions(const OptimizerParamGroup& mine, const OptimizerParamGroup& theirs)
     : mine_(look(mine.options())), theirs_(look(theirs.options())) {}
 

@@ -23,6 +23,21 @@ namespace hvd::detail {
 /// that differ, or one of the user's without a `serialize()` of its own.
 bool assign_in_place(torch::optim::OptimizerOptions& to,
                      const torch::optim::OptimizerOptions& from);
+/// Gives the group these options, in place if that can be.
+void assign(torch::optim::OptimizerParamGroup& group, const torch::optim::OptimizerOptions& from);
+
+/// KeptOptions are the options of an optimizer's groups, as they were when this was made.
+class KeptOptions {
+ public:
+  /// `optimizer` outlives it.
+  explicit KeptOptions(torch::optim::Optimizer& optimizer);
+  /// Gives the groups what they had.
+  void restore() const;
+
+ private:
+  torch::optim::Optimizer& optimizer_;
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;  ///< by group
+};
 
 class SharedOptions {
  public:

@@ -24,12 +24,13 @@ void GradientReducer::hook(Observers observers) {
 /// Puts on what is not there.
 void GradientReducer::put_hook(std::size_t index) {
   GradientSlot& slot = buckets_.slots()[index];
-  detail::put_gradient_hooks(slot.named.parameter, this, slot.before_hook, [&] {
+  // where there is one rank, and who wants to know, it would have nothing to do
+  const bool wants_before = !observers_.wants || buckets_.summed_ranks() > 1;
+  detail::put_gradient_hooks(slot.named.parameter, this, slot.before_hook, wants_before, [&] {
     detail::GradientCalls calls;
     calls.after = [weak = weak_from_this(), index] {
       if (const auto self = weak.lock()) self->on_gradient(index);
     };
-    if (observers_.wants && buckets_.summed_ranks() == 1) return calls;  // it has nothing to do
     calls.before = [weak = weak_from_this(), index] {
       if (const auto self = weak.lock()) self->before_gradient(index);
     };

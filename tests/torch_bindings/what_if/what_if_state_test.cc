@@ -256,19 +256,33 @@ TEST_CASE(
   }
 }
 
+/// A layer and its optimizer after two steps, in which it got a state for both parameters on the
+/// root, and for the weight alone on the others.
+template <Overrides kHas>
+struct PartlyStepped {
+  explicit PartlyStepped(int of_root) : root(of_root) {
+    hvd::broadcast_parameters(net, 0);
+    net->bias.set_requires_grad(hvd::rank() == root);
+    train_on(net, optimizer, hvd::rank(), 2);
+  }
+  /// Returns with what it was refused.
+  std::string broadcast_state() {
+    return error_of<hvd::InvalidArgument>([&] { hvd::broadcast_optimizer_state(optimizer, root); });
+  }
+  int root;
+  torch::nn::Linear net{3, 2};
+  OwnOptimizer<kHas> optimizer{net->parameters(), 0.1, 0.5};
+};
+
 TEST_CASE(
     "what happens if only one parameter has a state on some ranks: it is copied, or refused on all "
     "ranks, never shared") {
   const int root = final_rank();
   const auto run = [&]<Overrides kHas>() {
-    torch::nn::Linear net(3, 2);
-    hvd::broadcast_parameters(net, 0);
-    OwnOptimizer<kHas> optimizer(net->parameters(), 0.1, 0.5);
-    // the others have a state for the weight alone
-    net->bias.set_requires_grad(hvd::rank() == root);
-    train_on(net, optimizer, hvd::rank(), 2);
-    const std::string text =
-        error_of<hvd::InvalidArgument>([&] { hvd::broadcast_optimizer_state(optimizer, root); });
+    PartlyStepped<kHas> stepped(root);
+    auto& net = stepped.net;
+    auto& optimizer = stepped.optimizer;
+    const std::string text = stepped.broadcast_state();
     net->bias.set_requires_grad(true);
     if (text != "(no error)") return text;
     hvd::broadcast_parameters(net, root);
@@ -287,19 +301,14 @@ TEST_CASE(
     "were, whether or not they can be copied") {
   const int root = final_rank();
   const auto run = [&]<Overrides kHas>() {
-    torch::nn::Linear net(3, 2);
-    hvd::broadcast_parameters(net, 0);
-    OwnOptimizer<kHas> optimizer(net->parameters(), 0.1, 0.5);
-    // the others have a state for the weight alone, which is read first
-    net->bias.set_requires_grad(hvd::rank() == root);
-    train_on(net, optimizer, hvd::rank(), 2);
-    const auto state_of_weight = [&] {
+    PartlyStepped<kHas> stepped(root);
+    auto& optimizer = stepped.optimizer;
+    const auto state_of_weight = [&] {  // which is read first
       return static_cast<const OwnState<kHas>*>(
-          optimizer.state()[net->weight.unsafeGetTensorImpl()].get());
+          optimizer.state()[stepped.net->weight.unsafeGetTensorImpl()].get());
     };
     const at::Tensor momentum = state_of_weight()->momentum.clone();
-    const std::string text =
-        error_of<hvd::InvalidArgument>([&] { hvd::broadcast_optimizer_state(optimizer, root); });
+    const std::string text = stepped.broadcast_state();
     if (text != "(no error)") {
       REQUIRE(state_of_weight() != nullptr);
       CHECK(same(state_of_weight()->momentum, momentum));
