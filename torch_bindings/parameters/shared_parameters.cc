@@ -75,8 +75,9 @@ std::int64_t digest(std::string_view name, const at::Tensor& parameter) {
 
 }  // namespace
 
-SharedParameters::SharedParameters(const ProcessSet& process_set, std::string name)
-    : process_set_(process_set), name_(std::move(name)) {
+SharedParameters::SharedParameters(const ProcessSet& process_set, std::string name,
+                                   std::function<void()> equalize)
+    : process_set_(process_set), name_(std::move(name)), equalize_(std::move(equalize)) {
   const auto running = engine();
   const Topology& topology = running->topology();
   const std::vector<int> ranks = process_set_.ranks();
@@ -103,6 +104,9 @@ SharedParameters::SharedParameters(const ProcessSet& process_set, std::string na
   maker_ = here.front();
   self_ =
       static_cast<std::size_t>(std::find(here.begin(), here.end(), topology.rank) - here.begin());
+  for (const auto& [host, members] : by_host)
+    if (owners_[self_] == topology.rank && members[self_] != topology.rank)
+      twins_.push_back(members[self_]);
   forgiven_ = times_written_alike.load();
 }
 
@@ -239,9 +243,13 @@ std::size_t SharedParameters::digest_of_part(const at::Tensor& home) const {
   return digest_of_memory(static_cast<const char*>(home.const_data_ptr()) + begin, end - begin);
 }
 
-void SharedParameters::refuse(const std::string& mine) const {
-  throw Mismatch(formatted("{}: share_parameters{}", name_,
-                           detail::said_by_all(mine, name_ + "/refused", process_set_)));
+void SharedParameters::refuse(const std::string& mine) {
+  const std::string all = detail::said_by_all(mine, name_ + "/refused", process_set_);
+  if (process_set_.size() > static_cast<int>(owners_.size())) {
+    equalize_();
+    note();
+  }
+  throw Mismatch(formatted("{}: share_parameters{}", name_, all));
 }
 
 /// Throws what tells the parameters' values apart.

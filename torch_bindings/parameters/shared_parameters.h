@@ -8,8 +8,9 @@
 /// at the first update, and again when they have got other memory since (torch::load), if all ranks
 /// have the same values then; else that is a Mismatch. At the end each rank keeps a copy of its
 /// own. On several hosts, each has a copy, and as many ranks of the set as the others: they all
-/// make the same update. Thread: the optimizer's. Errors: InvalidArgument for what cannot lie
-/// there; Mismatch on all ranks.
+/// make the same update, and go on with the first one's copy where an update is refused or fails.
+/// Thread: the optimizer's. Errors: InvalidArgument for what cannot lie there; Mismatch on all
+/// ranks.
 
 #include <ATen/core/Tensor.h>
 
@@ -29,9 +30,11 @@ class SharedParameters {
  public:
   using Named = std::pair<std::string, at::Tensor>;
 
-  /// Local. Throws InvalidArgument, on all ranks, where the ranks of a host share no memory, and
-  /// where hosts have different numbers of ranks of the set.
-  SharedParameters(const ProcessSet& process_set, std::string name);
+  /// Local. `equalize`, which is collective, makes the copies of all hosts those of the owners:
+  /// what a rank has written, or not written, when an update is refused or fails may be in its
+  /// host's alone. Throws InvalidArgument, on all ranks, where the ranks of a host share no memory,
+  /// and where hosts have different numbers of ranks of the set.
+  SharedParameters(const ProcessSet& process_set, std::string name, std::function<void()> equalize);
   ~SharedParameters();
   SharedParameters(const SharedParameters&) = delete;
   SharedParameters& operator=(const SharedParameters&) = delete;
@@ -43,6 +46,8 @@ class SharedParameters {
   /// Returns the ranks that update a share each, on the first host; the ranks of the other hosts do
   /// what these do, in the same order.
   [[nodiscard]] const std::vector<int>& owners() const { return owners_; }
+  /// Returns, for an owner, the ranks of the other hosts that have its share; none for others.
+  [[nodiscard]] const std::vector<int>& twins() const { return twins_; }
   /// Returns which share this rank updates.
   [[nodiscard]] std::size_t self() const { return self_; }
 
@@ -79,14 +84,15 @@ class SharedParameters {
   [[nodiscard]] std::shared_ptr<void> open_where_all_have_room(const at::Tensor& places,
                                                                std::size_t bytes) const;
   void bring_home(const std::vector<Slot*>& slots);
-  void refuse(const std::string& mine) const;
+  [[noreturn]] void refuse(const std::string& mine);
   void refuse_different() const;
   void note();
   [[nodiscard]] std::size_t digest_of_part(const at::Tensor& home) const;
 
   const ProcessSet process_set_;
   const std::string name_;
-  std::vector<int> owners_;
+  const std::function<void()> equalize_;
+  std::vector<int> owners_, twins_;
   std::size_t self_ = 0;
   int maker_ = 0;  ///< the rank of this host whose memory it is
   std::vector<Slot> slots_;

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <utility>
 
@@ -25,6 +26,10 @@ PieceExchange::PieceExchange(const ShardPieces& pieces, ProcessSet process_set,
       process_set_(std::move(process_set)),
       owners_(std::move(owners)),
       name_(std::move(name)) {}
+
+bool PieceExchange::owns(const ShardPiece& piece) const {
+  return owners_[piece.owner] == hvd::rank();
+}
 
 bool PieceExchange::gets_whole(std::optional<int> only) { return !only || *only == hvd::rank(); }
 
@@ -50,6 +55,32 @@ void PieceExchange::broadcast(const std::vector<at::Tensor>& tensors,
          .root_rank = owners_[key.first],
          .process_set = process_set_}));
   for (const auto& handle : handles) handle.wait();
+}
+
+std::string PieceExchange::to_twins(const std::string& text, const std::vector<int>& twins) const {
+  const auto ranks = process_set_.ranks();
+  const auto bytes = static_cast<std::int64_t>(text.size());
+  const at::Tensor most = allreduce(
+      torch::tensor({bytes}, at::kLong),
+      {.name = name_ + "/bytes for twins", .op = ReduceOp::Max, .process_set = process_set_});
+  std::string received;
+  for (std::int64_t at = 0; at < most.item<std::int64_t>(); at += kPortionBytes) {
+    const std::int64_t first = std::min(at, bytes), count = std::min(kPortionBytes, bytes - first);
+    const at::Tensor portion =
+        torch::empty({static_cast<std::int64_t>(twins.size()), count}, torch::kUInt8);
+    const at::Tensor splits = torch::zeros({process_set_.size()}, torch::kInt64);
+    for (std::size_t i = 0; i < twins.size(); ++i) {
+      std::memcpy(portion[static_cast<std::int64_t>(i)].mutable_data_ptr(), text.data() + first,
+                  static_cast<std::size_t>(count));
+      splits[std::find(ranks.begin(), ranks.end(), twins[i]) - ranks.begin()] = count;
+    }
+    const at::Tensor output =
+        alltoall(portion.flatten(),
+                 {.name = name_ + "/twins", .splits = splits, .process_set = process_set_})
+            .output;
+    received.append(static_cast<const char*>(output.const_data_ptr()), output.nbytes());
+  }
+  return received;
 }
 
 namespace {

@@ -26,11 +26,16 @@ class PieceExchange {
   [[nodiscard]] const std::vector<int>& owners() const { return owners_; }
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] const ProcessSet& process_set() const { return process_set_; }
+  /// Returns whether the piece comes from this rank: on one host those of its share.
+  [[nodiscard]] bool owns(const ShardPiece& piece) const;
   /// Returns whether this rank is to have what is put together: all are, or `only` one.
   [[nodiscard]] static bool gets_whole(std::optional<int> only);
   /// Sends one tensor for each piece from its owner to all; undefined ones stay. A submission for
   /// each owner and device.
   void broadcast(const std::vector<at::Tensor>& tensors, const std::string& what) const;
+  /// Brings the text of each share's owner to `twins`, ranks of other hosts that have that share,
+  /// in portions. Returns what came; nothing on an owner, who alone names twins and gives a text.
+  [[nodiscard]] std::string to_twins(const std::string& text, const std::vector<int>& twins) const;
   /// Brings `own` of each piece from its owner into `whole`: on every rank, or on `only` one. There
   /// it comes in portions, as bytes in the order of the pieces, so that the other ranks need no
   /// memory to speak of. `bytes`: of each piece, on all ranks.

@@ -54,7 +54,7 @@ ShardedState::States ShardedState::gather(std::optional<int> only) const {
   auto word = known.accessor<std::int64_t, 2>();
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     const auto found = wrapped_.state().find(pieces_[i].tensor.unsafeGetTensorImpl());
-    if (!pieces_[i].is_mine || found == wrapped_.state().end()) continue;
+    if (!exchange_.owns(pieces_[i]) || found == wrapped_.state().end()) continue;
     const auto row = static_cast<std::int64_t>(i);
     const StateParts parts = parts_of(*found->second);
     word[row][0] = 1;
@@ -63,7 +63,7 @@ ShardedState::States ShardedState::gather(std::optional<int> only) const {
       if (parts.tensors[t]->defined()) word[row][1] |= std::int64_t{1} << t;
     if (parts.step != nullptr) word[row][2] = *parts.step;
   }
-  // Zeros but from the owner; from one on each host, where each has a copy.
+  // Zeros but from the owner.
   allreduce_(known, {.name = exchange_.name() + "/state",
                      .op = ReduceOp::Max,
                      .process_set = exchange_.process_set()});
@@ -84,10 +84,11 @@ ShardedState::States ShardedState::gather_unknown(std::optional<int> only) const
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       const auto found = wrapped_.state().find(pieces_[i].tensor.unsafeGetTensorImpl());
       if (!pieces_[i].is_mine || found == wrapped_.state().end() || !found->second) continue;
+      if (std::exchange(model, found->second.get()) == nullptr) static_cast<void>(model->clone());
+      if (!exchange_.owns(pieces_[i])) continue;
       OutputArchive one(mine.compilation_unit());
       std::as_const(*found->second).serialize(one);
       mine.write(std::to_string(i), one);
-      if (std::exchange(model, found->second.get()) == nullptr) static_cast<void>(model->clone());
     }
   } catch (...) {
     failure = formatted("{}: {}", kUnknown, words_of_current_exception());
@@ -108,7 +109,6 @@ ShardedState::States ShardedState::gather_unknown(std::optional<int> only) const
     InputArchive archive = archive_of(text, pieces_.front().parameter.device());
     for (const auto& key : archive.keys()) {
       auto& state = whole[pieces_.at(std::stoul(key)).parameter.unsafeGetTensorImpl()];
-      if (state) continue;  // each host has one
       InputArchive one;
       archive.read(key, one);
       state = read_into_copy(one, *model);
@@ -136,7 +136,7 @@ ShardedState::States ShardedState::gather_parts(const at::Tensor& known,
       const auto row = static_cast<std::int64_t>(i);
       if (word[row][0] == 0) continue;
       const bool has = (word[row][1] >> t & 1) != 0;
-      if (has && piece.is_mine)
+      if (has && exchange_.owns(piece))
         own[i] = *parts_of(*wrapped_.state().at(piece.tensor.unsafeGetTensorImpl())).tensors[t];
       if (has) bytes[i] = piece.state_bytes();
       if (!PieceExchange::gets_whole(only)) continue;
@@ -155,6 +155,70 @@ ShardedState::States ShardedState::gather_parts(const at::Tensor& known,
     exchange_.gather(tensors, own, bytes, formatted("state {}", t), only);
   }
   return whole;
+}
+
+/// Writes states and masters of the pieces that come from this rank.
+void ShardedState::write_own(OutputArchive& archive) const {
+  const bool is_known = fresh_state(wrapped_) != nullptr;
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    const ShardPiece& piece = pieces_[i];
+    if (!exchange_.owns(piece)) continue;
+    if (piece.master) archive.write(formatted("master/{}", i), piece.master->tensor());
+    const auto found = wrapped_.state().find(piece.tensor.unsafeGetTensorImpl());
+    if (found == wrapped_.state().end() || !found->second) continue;
+    OutputArchive one(archive.compilation_unit());
+    std::as_const(*found->second).serialize(one);
+    archive.write(formatted("{}/{}", is_known && is_all_parts(*found->second) ? "parts" : "own", i),
+                  one);
+  }
+}
+
+/// Returns the state that was written for the piece; null if none was.
+std::unique_ptr<OptimizerParamState> ShardedState::read_own(InputArchive& archive,
+                                                            std::size_t piece) const {
+  InputArchive one;
+  if (archive.try_read(formatted("parts/{}", piece), one)) {
+    auto state = fresh_state(wrapped_);
+    state->serialize(one);
+    return state;
+  }
+  if (!archive.try_read(formatted("own/{}", piece), one)) return nullptr;
+  for (const auto& mine : pieces_) {
+    const auto found = wrapped_.state().find(mine.tensor.unsafeGetTensorImpl());
+    if (!mine.is_mine || found == wrapped_.state().end() || !found->second) continue;
+    if (auto state = read_into_copy(one, *found->second)) return state;
+    throw InvalidArgument(formatted("{}, and serialize does not read what it writes", kUnknown));
+  }
+  throw InvalidArgument(
+      formatted("{}: rank {} has none, and so nothing to copy", kUnknown, hvd::rank()));
+}
+
+void ShardedState::spread(const std::vector<int>& twins) const {
+  OutputArchive mine;
+  try {
+    if (!twins.empty()) write_own(mine);
+  } catch (...) {
+    mine = OutputArchive();
+    mine.write("failure", c10::IValue(words_of_current_exception()));
+  }
+  const std::string text = exchange_.to_twins(twins.empty() ? "" : text_of(mine), twins);
+  if (text.empty()) return;
+  InputArchive theirs = archive_of(text, std::nullopt);
+  c10::IValue failure;
+  if (theirs.try_read("failure", failure))
+    throw InvalidArgument(formatted("{}: {}", kUnknown, failure.toStringRef()));
+  States states;
+  for (std::size_t i = 0; i < pieces_.size(); ++i)
+    if (pieces_[i].is_mine) states[pieces_[i].tensor.unsafeGetTensorImpl()] = read_own(theirs, i);
+  for (auto& [key, state] : states) {
+    wrapped_.state().erase(key);
+    if (state) wrapped_.state()[key] = std::move(state);
+  }
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    at::Tensor master;
+    if (pieces_[i].master && theirs.try_read(formatted("master/{}", i), master))
+      at::Tensor(pieces_[i].master->tensor()).copy_(master);
+  }
 }
 
 void ShardedState::check(OptimizerParamState& state, const std::string& name,

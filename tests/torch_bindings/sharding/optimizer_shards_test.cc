@@ -433,15 +433,23 @@ struct Failing : torch::optim::SGD {
 
 TEST_CASE(
     "what happens if the step of a sharded optimizer throws on one rank: the others are told, and "
-    "training goes on") {
+    "training goes on with the same parameters and states") {
   with_and_without_one_copy();
-  for (const bool closure : {false, true}) {
+  for (const auto& [failing_rank, closure, masters] : {std::tuple{hvd::size() - 1, false, false},
+                                                       {hvd::size() - 1, true, false},
+                                                       {0, false, false},
+                                                       {hvd::size() - 1, false, true},
+                                                       {hvd::size() - 1, true, true}}) {
+    CAPTURE(failing_rank);
     CAPTURE(closure);
-    SmallNet net(kDouble);
-    Failing failing(net.parameters(), 0.1);
-    DistributedOptimizer sharded(failing, net.named_parameters(),
+    CAPTURE(masters);
+    SmallNet net(masters ? at::kBFloat16 : kDouble);
+    Failing failing(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    std::unique_ptr<Optimizer> of_masters;
+    if (masters) of_masters = std::make_unique<hvd::MasterWeights>(failing);
+    DistributedOptimizer sharded(masters ? *of_masters : failing, net.named_parameters(),
                                  {.shard_optimizer_state = true, .share_parameters = one_copy});
-    for (int step = 0; step < 5; ++step) {
+    for (int step = 0; step < 7; ++step) {
       const auto evaluate = [&] {
         sharded.zero_grad();
         const at::Tensor loss = net.loss(hvd::rank(), step);
@@ -452,15 +460,72 @@ TEST_CASE(
         if (!closure) evaluate();
         closure ? sharded.step(evaluate) : sharded.step();
       };
-      failing.fails = step % 2 == 1 && last();
-      if (step % 2 == 0) {
+      failing.fails = step % 3 == 0 && hvd::rank() == failing_rank;
+      if (step % 3 > 0) {
         take_step();
-      } else if (last()) {
+      } else if (hvd::rank() == failing_rank) {
         CHECK(error_of<std::runtime_error>(take_step) == "it fails");
       } else {
         const std::string text = error_of<hvd::Mismatch>(take_step);
-        CHECK_MESSAGE(contains(text, last_rank() + " "), text);
+        CHECK_MESSAGE(contains(text, "rank " + std::to_string(failing_rank) + " "), text);
         CHECK_MESSAGE(contains(text, "it fails"), text);
+      }
+      CHECK(same_everywhere(net));
+    }
+  }
+}
+
+/// User code with a state that LibTorch does not know: how often a parameter was stepped.
+struct StepCount : torch::optim::OptimizerCloneableParamState<StepCount> {
+  void serialize(torch::serialize::InputArchive& archive) override {
+    c10::IValue read;
+    archive.read("steps", read);
+    steps = read.toInt();
+  }
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    archive.write("steps", c10::IValue(steps));
+  }
+  std::int64_t steps = 0;
+};
+struct Diminishing : Normalised {
+  explicit Diminishing(Parameters parameters) : Normalised(std::move(parameters)) {}
+  at::Tensor step(LossClosure /*closure*/ = nullptr) override {
+    if (std::exchange(fails, false)) throw std::runtime_error("it fails");
+    const torch::NoGradGuard no_gradient;
+    for (auto& group : param_groups())
+      for (auto& parameter : group.params()) {
+        if (!parameter.grad().defined()) continue;
+        auto& state = state_[parameter.unsafeGetTensorImpl()];
+        if (!state) state = std::make_unique<StepCount>();
+        parameter.sub_(parameter.grad(),
+                       1.0 / static_cast<double>(++static_cast<StepCount&>(*state).steps));
+      }
+    return {};
+  }
+  bool fails = false;
+};
+
+TEST_CASE(
+    "what happens if a step of the user's own optimizer throws on one rank: hosts go on with the "
+    "same states, or are told that they cannot") {
+  for (const int failing_step : {1, 0}) {
+    CAPTURE(failing_step);
+    SmallNet net(kDouble);
+    Diminishing diminishing(net.parameters());
+    DistributedOptimizer optimizer(diminishing, net.named_parameters(), {.share_parameters = true});
+    const auto take_step = [&] { optimizer.step(); };
+    std::string refusal;
+    for (int step = 0; step < 4; ++step) {
+      optimizer.zero_grad();
+      net.loss(hvd::rank(), step).backward();
+      diminishing.fails = step == failing_step && last();
+      if (step == failing_step) {
+        CHECK_THROWS(take_step());
+      } else {
+        refusal = error_of<hvd::Mismatch>(take_step);
+        // the last rank has no state to read another into
+        const bool cannot = failing_step == 0 && hvd::cross_size() > 1;
+        CHECK_MESSAGE(contains(refusal, "make the optimizer anew") == cannot, refusal);
       }
       CHECK(same_everywhere(net));
     }
