@@ -78,18 +78,11 @@ ShardedState::States ShardedState::gather(std::optional<int> only) const {
 /// themselves, and are read into copies of one that this rank has.
 ShardedState::States ShardedState::gather_unknown(std::optional<int> only) const {
   OutputArchive mine;
-  OptimizerParamState* model = nullptr;
+  OptimizerParamState* const model = own_model();
   std::string failure;
   try {
-    for (std::size_t i = 0; i < pieces_.size(); ++i) {
-      const auto found = wrapped_.state().find(pieces_[i].tensor.unsafeGetTensorImpl());
-      if (!pieces_[i].is_mine || found == wrapped_.state().end() || !found->second) continue;
-      if (std::exchange(model, found->second.get()) == nullptr) static_cast<void>(model->clone());
-      if (!exchange_.owns(pieces_[i])) continue;
-      OutputArchive one(mine.compilation_unit());
-      std::as_const(*found->second).serialize(one);
-      mine.write(std::to_string(i), one);
-    }
+    if (model != nullptr) static_cast<void>(model->clone());
+    write_own(mine);
   } catch (...) {
     failure = formatted("{}: {}", kUnknown, words_of_current_exception());
   }
@@ -107,17 +100,9 @@ ShardedState::States ShardedState::gather_unknown(std::optional<int> only) const
   for (const auto& text : texts) {
     if (text.empty()) continue;
     InputArchive archive = archive_of(text, pieces_.front().parameter.device());
-    for (const auto& key : archive.keys()) {
-      auto& state = whole[pieces_.at(std::stoul(key)).parameter.unsafeGetTensorImpl()];
-      InputArchive one;
-      archive.read(key, one);
-      state = read_into_copy(one, *model);
-      if (!state)
-        throw InvalidArgument(
-            formatted("{}, and serialize does not read what it writes, or reads it into tensors "
-                      "that copies share (read a c10::IValue, and take the tensor from it)",
-                      kUnknown));
-    }
+    for (std::size_t i = 0; i < pieces_.size(); ++i)
+      if (auto state = read_own(archive, i))
+        whole[pieces_[i].parameter.unsafeGetTensorImpl()] = std::move(state);
   }
   return whole;
 }
@@ -157,15 +142,22 @@ ShardedState::States ShardedState::gather_parts(const at::Tensor& known,
   return whole;
 }
 
-/// Writes states and masters of the pieces that come from this rank.
+/// Returns a state that this rank has; null if it has none.
+OptimizerParamState* ShardedState::own_model() const {
+  for (const auto& piece : pieces_) {
+    const auto found = wrapped_.state().find(piece.tensor.unsafeGetTensorImpl());
+    if (piece.is_mine && found != wrapped_.state().end() && found->second)
+      return found->second.get();
+  }
+  return nullptr;
+}
+
+/// Writes the states of the pieces that come from this rank.
 void ShardedState::write_own(OutputArchive& archive) const {
   const bool is_known = fresh_state(wrapped_) != nullptr;
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    const ShardPiece& piece = pieces_[i];
-    if (!exchange_.owns(piece)) continue;
-    if (piece.master) archive.write(formatted("master/{}", i), piece.master->tensor());
-    const auto found = wrapped_.state().find(piece.tensor.unsafeGetTensorImpl());
-    if (found == wrapped_.state().end() || !found->second) continue;
+    const auto found = wrapped_.state().find(pieces_[i].tensor.unsafeGetTensorImpl());
+    if (!exchange_.owns(pieces_[i]) || found == wrapped_.state().end() || !found->second) continue;
     OutputArchive one(archive.compilation_unit());
     std::as_const(*found->second).serialize(one);
     archive.write(formatted("{}/{}", is_known && is_all_parts(*found->second) ? "parts" : "own", i),
@@ -183,20 +175,24 @@ std::unique_ptr<OptimizerParamState> ShardedState::read_own(InputArchive& archiv
     return state;
   }
   if (!archive.try_read(formatted("own/{}", piece), one)) return nullptr;
-  for (const auto& mine : pieces_) {
-    const auto found = wrapped_.state().find(mine.tensor.unsafeGetTensorImpl());
-    if (!mine.is_mine || found == wrapped_.state().end() || !found->second) continue;
-    if (auto state = read_into_copy(one, *found->second)) return state;
-    throw InvalidArgument(formatted("{}, and serialize does not read what it writes", kUnknown));
-  }
+  OptimizerParamState* const model = own_model();
+  if (model == nullptr)
+    throw InvalidArgument(
+        formatted("{}: rank {} has none, and so nothing to copy", kUnknown, hvd::rank()));
+  if (auto state = read_into_copy(one, *model)) return state;
   throw InvalidArgument(
-      formatted("{}: rank {} has none, and so nothing to copy", kUnknown, hvd::rank()));
+      formatted("{}, and serialize does not read what it writes, or reads it into tensors that "
+                "copies share (read a c10::IValue, and take the tensor from it)",
+                kUnknown));
 }
 
 void ShardedState::spread(const std::vector<int>& twins) const {
   OutputArchive mine;
   try {
     if (!twins.empty()) write_own(mine);
+    for (std::size_t i = 0; i < pieces_.size() && !twins.empty(); ++i)
+      if (pieces_[i].master && exchange_.owns(pieces_[i]))
+        mine.write(formatted("master/{}", i), pieces_[i].master->tensor());
   } catch (...) {
     mine = OutputArchive();
     mine.write("failure", c10::IValue(words_of_current_exception()));

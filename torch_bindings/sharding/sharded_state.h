@@ -46,6 +46,7 @@ class ShardedState {
  private:
   [[nodiscard]] States gather_unknown(std::optional<int> only) const;
   [[nodiscard]] States gather_parts(const at::Tensor& known, std::optional<int> only) const;
+  [[nodiscard]] torch::optim::OptimizerParamState* own_model() const;
   void write_own(torch::serialize::OutputArchive& archive) const;
   [[nodiscard]] std::unique_ptr<torch::optim::OptimizerParamState> read_own(
       torch::serialize::InputArchive& archive, std::size_t piece) const;
