@@ -14,6 +14,7 @@
 #include "torch_bindings/checkpoint/checkpoint_contents.h"
 #include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/objects.h"
+#include "torch_bindings/collectives/tensors.h"
 #include "torch_bindings/files/archives.h"
 #include "torch_bindings/files/checkpoint_reader.h"
 #include "torch_bindings/files/file.h"
@@ -152,7 +153,7 @@ std::unique_ptr<detail::FreshFile> written(OutputArchive& archive, const std::st
   OutputArchive of_model(archive.compilation_unit());
   module.save(of_model);
   c10::Dict<std::string, at::Tensor> strings, tensors;
-  for (const auto& [name, text] : extra.strings) strings.insert(name, detail::bytes_of(text));
+  for (const auto& [name, text] : extra.strings) strings.insert(name, detail::bytes_of_text(text));
   for (const auto& [name, tensor] : extra.tensors) tensors.insert(name, tensor);
   archive.write("format", c10::IValue(detail::kFormat));
   archive.write("step", c10::IValue(step));

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <map>
 #include <set>
 
@@ -49,12 +48,6 @@ namespace {
   const std::string more =
       differences > kShown ? formatted(" (and {} more differ)", differences - kShown) : "";
   throw Mismatch(formatted("{}: the ranks differ: {}{}", what, grouped_by_rank(ranks, said), more));
-}
-
-at::Tensor tensor_of_text(const std::string& text) {
-  const at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
-  if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  return bytes;
 }
 
 }  // namespace
@@ -115,7 +108,7 @@ std::string describe(const at::Tensor& tensor) {
 }
 
 std::vector<at::Tensor> gather_text(const std::string& text, const ProcessSet& process_set) {
-  const at::Tensor mine = tensor_of_text(text);
+  const at::Tensor mine = bytes_of_text(text);
   const at::Tensor splits = torch::zeros({process_set.size()}, torch::kInt64);
   splits[0] = mine.numel();
   const auto [all, received] = alltoall(
@@ -133,10 +126,9 @@ std::vector<at::Tensor> gather_text(const std::string& text, const ProcessSet& p
 
 std::string said_by_all(const std::string& mine, const std::string& name,
                         const ProcessSet& process_set) {
-  const at::Tensor bytes = tensor_of_text(mine);
+  const at::Tensor bytes = bytes_of_text(mine);
   try {
-    const at::Tensor all = allgather(bytes, {.name = name, .process_set = process_set});
-    return {static_cast<const char*>(all.const_data_ptr()), all.nbytes()};
+    return text_of(allgather(bytes, {.name = name, .process_set = process_set}));
   } catch (const Error&) {
     return mine;
   }

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 
 #include "hvd/base/digest.h"
 #include "hvd/base/text.h"
 #include "hvd/negotiation/values/signature.h"
 #include "hvd/negotiation/values/unit_names.h"
 #include "torch_bindings/collectives/collectives.h"
+#include "torch_bindings/collectives/tensors.h"
 
 namespace hvd::detail {
 
@@ -75,12 +75,9 @@ std::string broadcast_text(std::string text, int root_rank, const ProcessSet& pr
 std::vector<std::string> allgather_text(const std::string& text, const ProcessSet& process_set,
                                         const std::string& failure, const std::string& type) {
   const std::string& sent = failure.empty() ? text : failure;
-  const auto bytes = static_cast<std::int64_t>(sent.size());
   const auto sizes = agree_on_sizes("allgather_object", sent, failure, 0, type, process_set);
-  at::Tensor mine = torch::empty({bytes}, torch::kUInt8);
-  if (bytes > 0) std::memcpy(mine.mutable_data_ptr(), sent.data(), sent.size());
-  const at::Tensor all =
-      allgather(mine, {.name = library_name("allgather_object"), .process_set = process_set});
+  const at::Tensor all = allgather(
+      bytes_of_text(sent), {.name = library_name("allgather_object"), .process_set = process_set});
   const auto* from = static_cast<const char*>(all.const_data_ptr());
   std::vector<std::string> texts;
   for (std::size_t i = 0; i < sizes.size(); ++i) {

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
 #include "hvd/api/result_pool.h"
@@ -167,6 +168,21 @@ at::Tensor carried(const at::Tensor& tensor) {
 
 at::Tensor in_memory_order(const at::Tensor& dense) {
   return dense.detach().as_strided({dense.numel()}, {1});
+}
+
+at::Tensor bytes_in_memory_order(const at::Tensor& dense) {
+  return in_memory_order(dense).view(at::kByte);
+}
+
+at::Tensor bytes_of_text(const std::string& text) {
+  const at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
+  if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  return bytes;
+}
+
+std::string text_of(const at::Tensor& bytes) {
+  const at::Tensor here = bytes.cpu().contiguous();
+  return {static_cast<const char*>(here.const_data_ptr()), here.nbytes()};
 }
 
 at::Tensor in_memory_order_of(const at::Tensor& tensor, const at::Tensor& like) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "hvd/submission.h"
@@ -58,6 +59,11 @@ at::Tensor view_of(const std::shared_ptr<void>& memory, std::size_t offset, cons
                    at::ScalarType type);
 /// The elements in the order of their memory; `dense` has no gaps.
 at::Tensor in_memory_order(const at::Tensor& dense);
+/// The bytes of these, in the same memory.
+at::Tensor bytes_in_memory_order(const at::Tensor& dense);
+/// Returns a text as a tensor of bytes, and back.
+at::Tensor bytes_of_text(const std::string& text);
+std::string text_of(const at::Tensor& bytes);
 /// The elements of `tensor`, dense or sparse, in the order of the memory of `like`, which is dense
 /// and of the same sizes.
 at::Tensor in_memory_order_of(const at::Tensor& tensor, const at::Tensor& like);

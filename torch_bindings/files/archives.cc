@@ -34,17 +34,6 @@ c10::IValue value_at(InputArchive& archive, const std::string& key) {
   return value;
 }
 
-at::Tensor bytes_of(const std::string& text) {
-  return torch::from_blob(const_cast<char*>(text.data()), {static_cast<std::int64_t>(text.size())},
-                          torch::kUInt8)
-      .clone();
-}
-
-std::string text_of(const at::Tensor& bytes) {
-  const at::Tensor here = bytes.cpu().contiguous();
-  return {static_cast<const char*>(here.const_data_ptr()), here.nbytes()};
-}
-
 std::vector<at::Tensor> tensors_of(InputArchive& archive) {
   std::vector<at::Tensor> all;
   for (const auto& key : archive.keys()) {

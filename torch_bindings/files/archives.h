@@ -24,11 +24,6 @@ torch::serialize::InputArchive as_input(torch::serialize::OutputArchive& archive
 /// Returns the value that is written there.
 c10::IValue value_at(torch::serialize::InputArchive& archive, const std::string& key);
 
-/// Returns a string as a tensor of bytes: archives keep tensors as they are, strings they pickle.
-at::Tensor bytes_of(const std::string& text);
-/// Returns the string that `bytes_of` has made a tensor of.
-std::string text_of(const at::Tensor& bytes);
-
 /// Returns all tensors of an archive and of those within it.
 std::vector<at::Tensor> tensors_of(torch::serialize::InputArchive& archive);
 /// Returns whether both hold the same keys with the same bits.

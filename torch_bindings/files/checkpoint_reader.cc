@@ -65,9 +65,6 @@ bool is_dense(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.is_non_overlapping_and_dense();
 }
 
-/// Returns the bytes of a dense tensor, in the order of its memory.
-at::Tensor bytes_of(const at::Tensor& tensor) { return in_memory_order(tensor).view(at::kByte); }
-
 /// Copies what `portion`, which lies `at` bytes behind the begin of a tensor's memory, has of
 /// `from`, a view of that memory.
 void copy_portion(const at::Tensor& to, const at::Tensor& from, std::int64_t at,
@@ -77,7 +74,7 @@ void copy_portion(const at::Tensor& to, const at::Tensor& from, std::int64_t at,
                      end = std::min(first + static_cast<std::int64_t>(from.nbytes()),
                                     at + portion.numel());
   if (begin < end)
-    bytes_of(to)
+    bytes_in_memory_order(to)
         .narrow(0, begin - first, end - begin)
         .copy_(portion.narrow(0, begin - at, end - begin));
 }

@@ -76,7 +76,7 @@ std::int64_t digest(std::string_view name, const at::Tensor& parameter) {
 }  // namespace
 
 SharedParameters::SharedParameters(const ProcessSet& process_set, std::string name,
-                                   std::function<void()> equalize)
+                                   std::function<std::string()> equalize)
     : process_set_(process_set), name_(std::move(name)), equalize_(std::move(equalize)) {
   const auto running = engine();
   const Topology& topology = running->topology();
@@ -166,28 +166,30 @@ std::uint64_t SharedParameters::writes_alike() { return times_written_alike.load
 std::string SharedParameters::why_not() {
   const bool forgive =
       std::exchange(forgiven_, times_written_alike.load()) != times_written_alike.load();
-  std::string written;  // the first that was
-  for (auto& slot : slots_) {
-    if (const char* const why = misfit(slot.parameter))
-      return formatted("parameter '{}' {}, which does not go with share_parameters", slot.name,
-                       why);
-    if (!slot.home.defined()) continue;
-    if (!is_like(slot.parameter, slot.home))
-      return formatted(
+  std::string first;
+  for (auto& slot : slots_) {  // all, so that what is forgiven is noted
+    std::string found;
+    if (const char* const why = misfit(slot.parameter)) {
+      found =
+          formatted("parameter '{}' {}, which does not go with share_parameters", slot.name, why);
+    } else if (slot.home.defined() && !is_like(slot.parameter, slot.home)) {
+      found = formatted(
           "parameter '{}' has another type, shape or layout than when its optimizer was wrapped "
           "with share_parameters; change the model first and wrap the optimizer then",
           slot.name);
-    if (forgive || !slot.is_at_home()) continue;
-    const std::int64_t version = std::exchange(slot.version, detail::version_of(slot.parameter));
-    const std::size_t digest = std::exchange(slot.digest, digest_of_part(slot.home));
-    if (written.empty() && (version != slot.version || digest != slot.digest)) written = slot.name;
+    } else if (slot.is_at_home()) {
+      const std::int64_t version = std::exchange(slot.version, detail::version_of(slot.parameter));
+      const std::size_t digest = std::exchange(slot.digest, digest_of_part(slot.home));
+      if (!forgive && (version != slot.version || digest != slot.digest))
+        found = formatted(
+            "parameter '{}' was written since the last step, but with share_parameters all ranks "
+            "of a host have one copy of it: write it on one of them, between write_parameters() of "
+            "the optimizer and the end of what that returns",
+            slot.name);
+    }
+    if (first.empty()) first = std::move(found);
   }
-  if (written.empty()) return {};
-  return formatted(
-      "parameter '{}' was written since the last step, but with share_parameters all ranks of a "
-      "host have one copy of it: write it on one of them, between write_parameters() of the "
-      "optimizer and the end of what that returns",
-      written);
+  return first;
 }
 
 std::vector<SharedParameters::Slot*> SharedParameters::away() {
@@ -206,10 +208,14 @@ bool SharedParameters::begin_update(const std::string& refusal) {
   for (const Slot* slot : moving)
     values = (values * 31 + digest(slot->name, slot->parameter)) >> 1 & 0x3FFFFFFFFFFFFFFF;
   const auto count = static_cast<std::int64_t>(moving.size());
-  const at::Tensor words = torch::tensor(
-      {std::int64_t{mine.empty() ? 0 : 1}, count, -count, values, -values}, at::kLong);
+  const std::int64_t state = !mine.empty() ? 2 : !unlike_.empty() ? 1 : 0;
+  const at::Tensor words = torch::tensor({state, count, -count, values, -values}, at::kLong);
   allreduce_(words, {.name = name_ + "/update", .op = ReduceOp::Max, .process_set = process_set_});
   const auto* const word = words.const_data_ptr<std::int64_t>();
+  if (word[0] == 1) {  // some could not follow the owners before
+    equalize();
+    return begin_update(unlike_);
+  }
   if (word[0] != 0)
     refuse(mine.empty() ? "" : formatted("; rank {} has made no step: {}", rank(), mine));
   if (word[1] != -word[2] || word[3] != -word[4]) refuse_different();
@@ -245,11 +251,14 @@ std::size_t SharedParameters::digest_of_part(const at::Tensor& home) const {
 
 void SharedParameters::refuse(const std::string& mine) {
   const std::string all = detail::said_by_all(mine, name_ + "/refused", process_set_);
-  if (process_set_.size() > static_cast<int>(owners_.size())) {
-    equalize_();
-    note();
-  }
+  if (process_set_.size() > static_cast<int>(owners_.size())) equalize();
   throw Mismatch(formatted("{}: share_parameters{}", name_, all));
+}
+
+void SharedParameters::equalize() {
+  unlike_ = "what makes the hosts alike after a failed step did not end";
+  unlike_ = equalize_();
+  note();
 }
 
 /// Throws what tells the parameters' values apart.

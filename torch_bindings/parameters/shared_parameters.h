@@ -30,11 +30,14 @@ class SharedParameters {
  public:
   using Named = std::pair<std::string, at::Tensor>;
 
-  /// Local. `equalize`, which is collective, makes the copies of all hosts those of the owners:
-  /// what a rank has written, or not written, when an update is refused or fails may be in its
-  /// host's alone. Throws InvalidArgument, on all ranks, where the ranks of a host share no memory,
-  /// and where hosts have different numbers of ranks of the set.
-  SharedParameters(const ProcessSet& process_set, std::string name, std::function<void()> equalize);
+  /// Local. `equalize`, which is collective, makes the copies of all hosts, and the states of their
+  /// optimizers, those of the owners: what a rank has written, or not written, when an update is
+  /// refused or fails may be in its host's alone. It returns why this rank could not follow, empty
+  /// if it has; then the next update tries it again, and is refused where that fails. Throws
+  /// InvalidArgument, on all ranks, where the ranks of a host share no memory, and where hosts have
+  /// different numbers of ranks of the set.
+  SharedParameters(const ProcessSet& process_set, std::string name,
+                   std::function<std::string()> equalize);
   ~SharedParameters();
   SharedParameters(const SharedParameters&) = delete;
   SharedParameters& operator=(const SharedParameters&) = delete;
@@ -87,16 +90,18 @@ class SharedParameters {
   [[noreturn]] void refuse(const std::string& mine);
   void refuse_different() const;
   void note();
+  void equalize();
   [[nodiscard]] std::size_t digest_of_part(const at::Tensor& home) const;
 
   const ProcessSet process_set_;
   const std::string name_;
-  const std::function<void()> equalize_;
+  const std::function<std::string()> equalize_;
   std::vector<int> owners_, twins_;
   std::size_t self_ = 0;
   int maker_ = 0;  ///< the rank of this host whose memory it is
   std::vector<Slot> slots_;
   std::uint64_t forgiven_ = 0;  ///< of `written_alike()`
+  std::string unlike_;          ///< why this rank has not what the owners have; empty if it has
 };
 
 }  // namespace hvd

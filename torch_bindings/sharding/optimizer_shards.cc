@@ -13,7 +13,6 @@
 #include "hvd/base/text.h"
 #include "torch_bindings/collectives/agreement.h"
 #include "torch_bindings/collectives/collectives.h"
-#include "torch_bindings/collectives/objects.h"
 #include "torch_bindings/parameters/repeated_parameters.h"
 #include "torch_bindings/parameters/share_memory.h"
 #include "torch_bindings/precision/state_parts.h"
@@ -56,10 +55,10 @@ OptimizerShards::OptimizerShards(Optimizer& wrapped, const ProcessSet& process_s
                                  detail::MasterCopies* masters, const Runs& runs)
     : wrapped_(wrapped),
       process_set_(process_set),
-      shared_(
-          share_parameters && process_set.size() > 1
-              ? std::make_unique<SharedParameters>(process_set, name, [this] { equalize_hosts(); })
-              : nullptr),
+      shared_(share_parameters && process_set.size() > 1
+                  ? std::make_unique<SharedParameters>(process_set, name,
+                                                       [this] { return equalize_hosts(); })
+                  : nullptr),
       self_(shared_ ? shared_->self() : static_cast<std::size_t>(process_set.rank())),
       masters_(masters),
       is_known_(detail::fresh_state(wrapped) != nullptr),
@@ -274,7 +273,8 @@ void OptimizerShards::take_back() {
   const at::NoGradGuard no_gradient;
   for (auto& piece : pieces_) {
     if (!is_lent_apart(piece)) continue;
-    if (updating_ && piece.master && piece.tensor.grad().defined()) piece.master->write();
+    if ((updating_ || !shared_) && piece.master && piece.tensor.grad().defined())
+      piece.master->write();
     piece.tensor.mutable_grad().reset();
   }
 }
@@ -287,7 +287,7 @@ void OptimizerShards::begin_update(const std::string& refusal) {
     }
     return share_pieces(refusal);
   }
-  const bool moved = shared_ && shared_->begin_update(refusal.empty() ? unlike_ : refusal);
+  const bool moved = shared_ && shared_->begin_update(refusal);
   updating_ = true;
   begun_ = pieces_.size();
   if (!moved) return;
@@ -335,31 +335,20 @@ void OptimizerShards::share_pieces(const std::string& refusal) {
   }
 }
 
-/// Makes parameters and states of each share those of its owner, on all hosts.
-void OptimizerShards::equalize_hosts() {
-  if (begun_ == 0) return;  // parameters are each rank's own still
+/// Makes parameters and states of each share those of its owner, on all hosts. Returns why this
+/// rank could not take these states; empty if it has.
+std::string OptimizerShards::equalize_hosts() {
+  if (begun_ == 0) return {};  // parameters are each rank's own still
   const at::NoGradGuard no_gradient;
   std::vector<at::Tensor> values(pieces_.size());
   for (std::size_t i = 0; i < begun_; ++i) values[i] = pieces_[i].travels;
   exchange_.broadcast(values, "parameters");
-  const auto differ = [](const std::string& why) {
-    return formatted(
-        "the hosts have different states of the optimizer since a step has failed, and {}; make "
-        "the optimizer anew on all ranks, or clear its state",
-        why);
-  };
-  unlike_ = differ("what makes them equal did not end");
-  std::string why;
-  try {
-    state_.spread(shared_->twins());
-  } catch (const InvalidArgument& error) {
-    why = error.what();
-  } catch (const Error&) {  // the others are somewhere else
-    throw;
-  } catch (...) {
-    why = detail::words_of_current_exception();
-  }
-  unlike_ = why.empty() ? "" : differ(why);
+  const std::string why = state_.spread(shared_->twins());
+  if (why.empty()) return {};
+  return formatted(
+      "the hosts have different states of the optimizer since a step has failed ({}); make the "
+      "optimizer anew on all ranks, or clear its state",
+      why);
 }
 
 void OptimizerShards::give_back() {
@@ -408,7 +397,6 @@ void OptimizerShards::load(const std::function<void()>& load_wrapped,
     throw;
   }
   stepped_ = true;
-  unlike_.clear();
   for (auto& piece : pieces_)
     if (const auto whole = masters.find(piece.parameter.unsafeGetTensorImpl());
         piece.master && whole != masters.end())

@@ -124,7 +124,7 @@ class OptimizerShards {
   [[nodiscard]] bool has_state() const;
   [[nodiscard]] bool is_lent_apart(const Piece& piece) const;
   void share_pieces(const std::string& refusal);
-  void equalize_hosts();
+  [[nodiscard]] std::string equalize_hosts();
 
   detail::HostMemoryUser uses_host_memory_;  // outlives all that has some
   torch::optim::Optimizer& wrapped_;
@@ -146,7 +146,6 @@ class OptimizerShards {
   bool stepped_ = false;   ///< there has been a step, or a state from before
   bool given_back_ = false;
   std::size_t begun_ = 0;  ///< pieces that an update has begun with, on all ranks
-  std::string unlike_;     ///< why hosts have other states than the owners, so that no step is made
 };
 
 }  // namespace hvd

@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <utility>
 
@@ -26,10 +25,6 @@ PieceExchange::PieceExchange(const ShardPieces& pieces, ProcessSet process_set,
       process_set_(std::move(process_set)),
       owners_(std::move(owners)),
       name_(std::move(name)) {}
-
-bool PieceExchange::owns(const ShardPiece& piece) const {
-  return owners_[piece.owner] == hvd::rank();
-}
 
 bool PieceExchange::gets_whole(std::optional<int> only) { return !only || *only == hvd::rank(); }
 
@@ -66,32 +61,27 @@ std::string PieceExchange::to_twins(const std::string& text, const std::vector<i
   std::string received;
   for (std::int64_t at = 0; at < most.item<std::int64_t>(); at += kPortionBytes) {
     const std::int64_t first = std::min(at, bytes), count = std::min(kPortionBytes, bytes - first);
-    const at::Tensor portion =
-        torch::empty({static_cast<std::int64_t>(twins.size()), count}, torch::kUInt8);
+    const at::Tensor portion = bytes_of_text(
+        text.substr(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
     const at::Tensor splits = torch::zeros({process_set_.size()}, torch::kInt64);
-    for (std::size_t i = 0; i < twins.size(); ++i) {
-      std::memcpy(portion[static_cast<std::int64_t>(i)].mutable_data_ptr(), text.data() + first,
-                  static_cast<std::size_t>(count));
-      splits[std::find(ranks.begin(), ranks.end(), twins[i]) - ranks.begin()] = count;
-    }
-    const at::Tensor output =
-        alltoall(portion.flatten(),
-                 {.name = name_ + "/twins", .splits = splits, .process_set = process_set_})
-            .output;
-    received.append(static_cast<const char*>(output.const_data_ptr()), output.nbytes());
+    for (const int twin : twins)
+      splits[std::find(ranks.begin(), ranks.end(), twin) - ranks.begin()] = count;
+    received +=
+        text_of(alltoall(portion.repeat({static_cast<std::int64_t>(twins.size())}),
+                         {.name = name_ + "/twins", .splits = splits, .process_set = process_set_})
+                    .output);
   }
   return received;
 }
 
 namespace {
 
-at::Tensor bytes_of(const at::Tensor& tensor) { return in_memory_order(tensor).view(at::kByte); }
-
 /// The bytes of this rank's share of the piece, in the order of the whole.
 at::Tensor bytes_of_share(const ShardPiece& piece, const at::Tensor& own) {
   const at::Tensor typed = own.to(piece.state_type());
   // It may lie in another order than the whole.
-  if (!piece.is_whole() || typed.sizes() != piece.parameter.sizes()) return bytes_of(typed);
+  if (!piece.is_whole() || typed.sizes() != piece.parameter.sizes())
+    return bytes_in_memory_order(typed);
   const at::Tensor like = at::empty_like(piece.parameter, typed.options().requires_grad(false));
   return in_memory_order_of(typed, like).view(at::kByte);
 }
@@ -154,7 +144,9 @@ void PieceExchange::gather(const std::vector<at::Tensor>& whole, const std::vect
     for (const int sender : gets_whole(only) ? ranks : std::vector<int>{})
       if (sender != *only)
         for_each_part(sender, at, [&](std::size_t i, std::int64_t first, std::int64_t count) {
-          bytes_of(whole[i]).narrow(0, first, count).copy_(received.narrow(0, place, count));
+          bytes_in_memory_order(whole[i])
+              .narrow(0, first, count)
+              .copy_(received.narrow(0, place, count));
           place += count;
         });
   }

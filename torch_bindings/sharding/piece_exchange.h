@@ -27,7 +27,9 @@ class PieceExchange {
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] const ProcessSet& process_set() const { return process_set_; }
   /// Returns whether the piece comes from this rank: on one host those of its share.
-  [[nodiscard]] bool owns(const ShardPiece& piece) const;
+  [[nodiscard]] bool owns(const ShardPiece& piece) const {
+    return owners_[piece.owner] == hvd::rank();
+  }
   /// Returns whether this rank is to have what is put together: all are, or `only` one.
   [[nodiscard]] static bool gets_whole(std::optional<int> only);
   /// Sends one tensor for each piece from its owner to all; undefined ones stay. A submission for

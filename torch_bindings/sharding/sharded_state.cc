@@ -38,7 +38,12 @@ std::unique_ptr<OptimizerParamState> read_into_copy(InputArchive& archive,
                                                     OptimizerParamState& model) {
   InputArchive before = written(model);
   auto state = model.clone();
-  state->serialize(archive);
+  try {
+    state->serialize(archive);
+  } catch (...) {
+    model.serialize(before);
+    throw;
+  }
   InputArchive now = written(*state), model_now = written(model);
   if (same_archive(archive, now) && same_archive(before, model_now)) return state;
   model.serialize(before);
@@ -53,12 +58,11 @@ ShardedState::States ShardedState::gather(std::optional<int> only) const {
   at::Tensor known = at::zeros({static_cast<std::int64_t>(pieces_.size()), 3}, at::kLong);
   auto word = known.accessor<std::int64_t, 2>();
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    const auto found = wrapped_.state().find(pieces_[i].tensor.unsafeGetTensorImpl());
-    if (!exchange_.owns(pieces_[i]) || found == wrapped_.state().end()) continue;
+    auto* const state = exchange_.owns(pieces_[i]) ? state_of(pieces_[i]) : nullptr;
+    if (state == nullptr) continue;
     const auto row = static_cast<std::int64_t>(i);
-    const StateParts parts = parts_of(*found->second);
-    word[row][0] = 1;
-    if (!is_all_parts(*found->second)) word[row][0] = 2;
+    const StateParts parts = parts_of(*state);
+    word[row][0] = is_all_parts(*state) ? 1 : 2;
     for (std::size_t t = 0; t < parts.tensors.size(); ++t)
       if (parts.tensors[t]->defined()) word[row][1] |= std::int64_t{1} << t;
     if (parts.step != nullptr) word[row][2] = *parts.step;
@@ -121,8 +125,7 @@ ShardedState::States ShardedState::gather_parts(const at::Tensor& known,
       const auto row = static_cast<std::int64_t>(i);
       if (word[row][0] == 0) continue;
       const bool has = (word[row][1] >> t & 1) != 0;
-      if (has && exchange_.owns(piece))
-        own[i] = *parts_of(*wrapped_.state().at(piece.tensor.unsafeGetTensorImpl())).tensors[t];
+      if (has && exchange_.owns(piece)) own[i] = *parts_of(*state_of(piece)).tensors[t];
       if (has) bytes[i] = piece.state_bytes();
       if (!PieceExchange::gets_whole(only)) continue;
       const at::Tensor& parameter = piece.parameter;
@@ -142,13 +145,16 @@ ShardedState::States ShardedState::gather_parts(const at::Tensor& known,
   return whole;
 }
 
-/// Returns a state that this rank has; null if it has none.
+/// Returns the state that this rank has of the piece; null if it has none.
+OptimizerParamState* ShardedState::state_of(const ShardPiece& piece) const {
+  const auto found = wrapped_.state().find(piece.tensor.unsafeGetTensorImpl());
+  return found == wrapped_.state().end() ? nullptr : found->second.get();
+}
+
+/// Returns any that it has, of its own pieces.
 OptimizerParamState* ShardedState::own_model() const {
-  for (const auto& piece : pieces_) {
-    const auto found = wrapped_.state().find(piece.tensor.unsafeGetTensorImpl());
-    if (piece.is_mine && found != wrapped_.state().end() && found->second)
-      return found->second.get();
-  }
+  for (const auto& piece : pieces_)
+    if (auto* const state = piece.is_mine ? state_of(piece) : nullptr) return state;
   return nullptr;
 }
 
@@ -156,12 +162,11 @@ OptimizerParamState* ShardedState::own_model() const {
 void ShardedState::write_own(OutputArchive& archive) const {
   const bool is_known = fresh_state(wrapped_) != nullptr;
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    const auto found = wrapped_.state().find(pieces_[i].tensor.unsafeGetTensorImpl());
-    if (!exchange_.owns(pieces_[i]) || found == wrapped_.state().end() || !found->second) continue;
+    const OptimizerParamState* const state = state_of(pieces_[i]);
+    if (!exchange_.owns(pieces_[i]) || state == nullptr) continue;
     OutputArchive one(archive.compilation_unit());
-    std::as_const(*found->second).serialize(one);
-    archive.write(formatted("{}/{}", is_known && is_all_parts(*found->second) ? "parts" : "own", i),
-                  one);
+    state->serialize(one);
+    archive.write(formatted("{}/{}", is_known && is_all_parts(*state) ? "parts" : "own", i), one);
   }
 }
 
@@ -186,34 +191,41 @@ std::unique_ptr<OptimizerParamState> ShardedState::read_own(InputArchive& archiv
                 kUnknown));
 }
 
-void ShardedState::spread(const std::vector<int>& twins) const {
-  OutputArchive mine;
+std::string ShardedState::spread(const std::vector<int>& twins) const {
+  std::string text;
   try {
+    OutputArchive mine;
     if (!twins.empty()) write_own(mine);
     for (std::size_t i = 0; i < pieces_.size() && !twins.empty(); ++i)
-      if (pieces_[i].master && exchange_.owns(pieces_[i]))
-        mine.write(formatted("master/{}", i), pieces_[i].master->tensor());
+      if (pieces_[i].master) mine.write(formatted("master/{}", i), pieces_[i].master->tensor());
+    if (!twins.empty()) text = text_of(mine);
   } catch (...) {
-    mine = OutputArchive();
-    mine.write("failure", c10::IValue(words_of_current_exception()));
+    OutputArchive failed;
+    failed.write("failure", c10::IValue(words_of_current_exception()));
+    text = text_of(failed);
   }
-  const std::string text = exchange_.to_twins(twins.empty() ? "" : text_of(mine), twins);
-  if (text.empty()) return;
-  InputArchive theirs = archive_of(text, std::nullopt);
-  c10::IValue failure;
-  if (theirs.try_read("failure", failure))
-    throw InvalidArgument(formatted("{}: {}", kUnknown, failure.toStringRef()));
-  States states;
-  for (std::size_t i = 0; i < pieces_.size(); ++i)
-    if (pieces_[i].is_mine) states[pieces_[i].tensor.unsafeGetTensorImpl()] = read_own(theirs, i);
-  for (auto& [key, state] : states) {
-    wrapped_.state().erase(key);
-    if (state) wrapped_.state()[key] = std::move(state);
-  }
-  for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    at::Tensor master;
-    if (pieces_[i].master && theirs.try_read(formatted("master/{}", i), master))
+  text = exchange_.to_twins(text, twins);
+  if (text.empty()) return {};
+  try {
+    InputArchive theirs = archive_of(text, std::nullopt);
+    c10::IValue failure;
+    if (theirs.try_read("failure", failure)) return failure.toStringRef();
+    States states;
+    for (std::size_t i = 0; i < pieces_.size(); ++i)
+      if (pieces_[i].is_mine) states[pieces_[i].tensor.unsafeGetTensorImpl()] = read_own(theirs, i);
+    for (auto& [key, state] : states) {
+      wrapped_.state().erase(key);
+      if (state) wrapped_.state()[key] = std::move(state);
+    }
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      at::Tensor master;
+      if (!pieces_[i].master) continue;
+      theirs.read(formatted("master/{}", i), master);
       at::Tensor(pieces_[i].master->tensor()).copy_(master);
+    }
+    return {};
+  } catch (...) {
+    return words_of_current_exception();
   }
 }
 

@@ -33,9 +33,10 @@ class ShardedState {
   /// Collective. Returns the masters of all 16-bit parameters, likewise.
   [[nodiscard]] MasterCopies::Masters gather_masters(std::optional<int> only = {}) const;
   /// Collective. Gives the states and masters of each share's owner to its `twins`, ranks of other
-  /// hosts that have that share, as they write themselves. Throws InvalidArgument on a rank that
-  /// gets none: where its owner cannot write one, or there is none of its kind here to read into.
-  void spread(const std::vector<int>& twins) const;
+  /// hosts that have that share, as they write themselves. Returns why this rank has kept its own:
+  /// its owner cannot write one, or there is none of its kind here to read into; empty if it has
+  /// not.
+  [[nodiscard]] std::string spread(const std::vector<int>& twins) const;
   /// Throws InvalidArgument if a tensor of the whole state has another shape than the parameter.
   static void check(torch::optim::OptimizerParamState& state, const std::string& name,
                     const at::Tensor& parameter);
@@ -46,6 +47,7 @@ class ShardedState {
  private:
   [[nodiscard]] States gather_unknown(std::optional<int> only) const;
   [[nodiscard]] States gather_parts(const at::Tensor& known, std::optional<int> only) const;
+  [[nodiscard]] torch::optim::OptimizerParamState* state_of(const ShardPiece& piece) const;
   [[nodiscard]] torch::optim::OptimizerParamState* own_model() const;
   void write_own(torch::serialize::OutputArchive& archive) const;
   [[nodiscard]] std::unique_ptr<torch::optim::OptimizerParamState> read_own(

@@ -8,6 +8,7 @@
 
 #include "tests/torch_bindings/shared_folder.h"
 #include "tests/torch_bindings/support.h"
+#include "torch_bindings/collectives/tensors.h"
 #include "torch_bindings/files/archives.h"
 
 namespace {
@@ -328,7 +329,7 @@ void write_as_before(const std::string& path, torch::nn::Sequential& net, torch:
       of_rank.write("buffers",
                     c10::IValue(std::vector<at::Tensor>{torch::full({40}, rank + 2.0, kDouble)}));
     }
-    ranks.push_back(hvd::detail::bytes_of(hvd::detail::text_of(of_rank)));
+    ranks.push_back(hvd::detail::bytes_of_text(hvd::detail::text_of(of_rank)));
   }
   archive.write("format", c10::IValue("hvd checkpoint 1"));
   archive.write("step", c10::IValue(std::int64_t{3}));

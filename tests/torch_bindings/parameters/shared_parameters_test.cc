@@ -133,6 +133,24 @@ TEST_CASE(
   CHECK(equal_on_all_ranks(run.net));
 }
 
+TEST_CASE(
+    "share_parameters: what a broadcast has written stays accepted when one rank refuses the step "
+    "that follows") {
+  if (!together()) return;  // nobody has to refuse what is made alone
+  SharedRun run;
+  run.step();
+  write(run.weight(), 0.25);
+  hvd::broadcast_parameters(run.net, 0);
+  write(run.alone.embedding->weight, 0.25);
+  run.optimizer->zero_grad();
+  run.net.loss(hvd::rank(), run.number).backward();
+  if (hvd::rank() == 0) run.net.hidden->weight.mutable_grad().mul_(2);
+  const std::string text = error_of<hvd::Error>([&] { run.optimizer->step(); });
+  CHECK_MESSAGE(contains(text, "hidden.weight"), text);
+  run.optimizer->zero_grad();
+  run.step();
+}
+
 TEST_CASE("share_parameters: ranks that begin apart are told so without the replica guard, too") {
   hvd::Config unguarded = hvd::Config::from_environment();
   unguarded.replica_guard = hvd::ReplicaGuard::Off;
@@ -344,7 +362,7 @@ TEST_CASE("share_parameters: refused at once, on all ranks, where it cannot work
 }
 
 TEST_CASE("share_parameters: parameters of which one is refused can be added when it fits") {
-  hvd::SharedParameters shared(hvd::global_process_set(), "refused", [] {});
+  hvd::SharedParameters shared(hvd::global_process_set(), "refused", [] { return ""; });
   at::Tensor bias = torch::zeros({4}).narrow(0, 0, 2 + hvd::rank() % 2);
   const std::vector<hvd::SharedParameters::Named> both{{"weight", torch::zeros({2, 3})},
                                                        {"bias", bias}};

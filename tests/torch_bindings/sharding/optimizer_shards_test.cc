@@ -529,6 +529,10 @@ TEST_CASE(
       }
       CHECK(same_everywhere(net));
     }
+    if (refusal == "(no error)") continue;
+    diminishing.state().clear();
+    CHECK(error_of<hvd::Mismatch>(take_step) == "(no error)");
+    CHECK(same_everywhere(net));
   }
 }
 
