@@ -112,8 +112,7 @@ void PieceExchange::gather(const std::vector<at::Tensor>& whole, const std::vect
   std::map<int, std::int64_t> all;
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     all[owners_[pieces_[i].owner]] += bytes[i];
-    if (gets_whole(only) && owners_[pieces_[i].owner] == *only && own[i].defined())
-      whole[i].copy_(own[i]);
+    if (gets_whole(only) && owns(pieces_[i]) && own[i].defined()) whole[i].copy_(own[i]);
   }
   all.erase(*only);
   std::int64_t most = 0;
