@@ -273,6 +273,7 @@ void OptimizerShards::take_back() {
   const at::NoGradGuard no_gradient;
   for (auto& piece : pieces_) {
     if (!is_lent_apart(piece)) continue;
+    // what ranks have one copy of is written in an update alone
     if ((updating_ || !shared_) && piece.master && piece.tensor.grad().defined())
       piece.master->write();
     piece.tensor.mutable_grad().reset();

@@ -191,20 +191,23 @@ std::unique_ptr<OptimizerParamState> ShardedState::read_own(InputArchive& archiv
                 kUnknown));
 }
 
-std::string ShardedState::spread(const std::vector<int>& twins) const {
-  std::string text;
+/// Returns what twins are to have, or why they cannot.
+std::string ShardedState::written_for_twins() const {
   try {
     OutputArchive mine;
-    if (!twins.empty()) write_own(mine);
-    for (std::size_t i = 0; i < pieces_.size() && !twins.empty(); ++i)
+    write_own(mine);
+    for (std::size_t i = 0; i < pieces_.size(); ++i)
       if (pieces_[i].master) mine.write(formatted("master/{}", i), pieces_[i].master->tensor());
-    if (!twins.empty()) text = text_of(mine);
+    return text_of(mine);
   } catch (...) {
     OutputArchive failed;
     failed.write("failure", c10::IValue(words_of_current_exception()));
-    text = text_of(failed);
+    return text_of(failed);
   }
-  text = exchange_.to_twins(text, twins);
+}
+
+std::string ShardedState::spread(const std::vector<int>& twins) const {
+  const std::string text = exchange_.to_twins(twins.empty() ? "" : written_for_twins(), twins);
   if (text.empty()) return {};
   try {
     InputArchive theirs = archive_of(text, std::nullopt);

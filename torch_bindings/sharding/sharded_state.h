@@ -50,6 +50,7 @@ class ShardedState {
   [[nodiscard]] torch::optim::OptimizerParamState* state_of(const ShardPiece& piece) const;
   [[nodiscard]] torch::optim::OptimizerParamState* own_model() const;
   void write_own(torch::serialize::OutputArchive& archive) const;
+  [[nodiscard]] std::string written_for_twins() const;
   [[nodiscard]] std::unique_ptr<torch::optim::OptimizerParamState> read_own(
       torch::serialize::InputArchive& archive, std::size_t piece) const;
   [[nodiscard]] static at::Tensor part_of(const at::Tensor& whole, const ShardPiece& piece,
